@@ -18,9 +18,10 @@ independent of the order of the rows; XGBoost splits sets of categories by itsel
 missing value. ``fnlwgt`` is read and left out: it says how many people a row stands for.
 """
 
+import functools
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -276,9 +277,8 @@ def load_model(state: State, folder: Path) -> None:
     state.final["model"] = np.frombuffer((folder / MODEL_FILE).read_bytes(), np.uint8)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Trains or evaluates, as the flags say."""
-    return training.main(sys.modules[__name__], argv)
+main = functools.partial(training.main, sys.modules[__name__])
+"""Train or evaluate as the flags, a list of words, say; gives the exit code."""
 
 
 def _score(state: State, batch: Fold) -> dict[str, Any]:

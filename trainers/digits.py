@@ -5,8 +5,9 @@ once with a constant seed. The order of the data is a function of seed and epoch
 position in it is two numbers; the random shifts come from a generator that is part of the state.
 """
 
+import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -169,9 +170,8 @@ def load_model(state: State, folder: Path) -> None:
     state.model = snapshot.read_values(folder / MODEL_FILE)["model"]
 
 
-def main(argv: Sequence[str]) -> int:
-    """Train or evaluate as the flags say."""
-    return training.main(sys.modules[__name__], argv)
+main = functools.partial(training.main, sys.modules[__name__])
+"""Train or evaluate as the flags, a list of words, say; gives the exit code."""
 
 
 def _load(config: Config) -> datasets.Split:

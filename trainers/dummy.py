@@ -20,9 +20,10 @@ What you do not write: saving, resuming, signals, uploads, retries, the table of
 ``training.main`` makes the steps inside ``outlast.train``, which does all that.
 """
 
+import functools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -199,9 +200,8 @@ def load_model(state: State, folder: Path) -> None:
     state.weights[:] = np.load(folder / MODEL_FILE, allow_pickle=False)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Train or evaluate as the flags say."""
-    return training.main(sys.modules[__name__], argv)
+main = functools.partial(training.main, sys.modules[__name__])
+"""Train or evaluate as the flags, a list of words, say; gives the exit code."""
 
 
 def _load(config: Config) -> "tuple[Batch, Batch]":

@@ -176,9 +176,8 @@ def load_model(state: State, folder: Path) -> None:
         ]
 
 
-def main(argv: Sequence[str]) -> int:
-    """Train or evaluate as the flags say."""
-    return training.main(sys.modules[__name__], argv)
+main = functools.partial(training.main, sys.modules[__name__])
+"""Train or evaluate as the flags, a list of words, say; gives the exit code."""
 
 
 def _params(key: "jax.Array", sizes: Sequence[int]) -> "Params":

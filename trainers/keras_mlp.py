@@ -9,13 +9,14 @@ The order of the rows is a function of seed and epoch, and the noise of a step i
 seed and step, so no generator has a state to save.
 """
 
+import functools
 import importlib.util
 import json
 import os
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -186,9 +187,8 @@ def load_model(state: State, folder: Path) -> None:
     state.model.set_weights(keras.models.load_model(folder / MODEL_FILE).get_weights())
 
 
-def main(argv: Sequence[str]) -> int:
-    """Train or evaluate as the flags say."""
-    return training.main(sys.modules[__name__], argv)
+main = functools.partial(training.main, sys.modules[__name__])
+"""Train or evaluate as the flags, a list of words, say; gives the exit code."""
 
 
 def _choose_backend(threads: int) -> str:

@@ -5,9 +5,10 @@ are a function of seed and step, so no generator has a state to save. Determinis
 algorithms are on and the threads are fixed: the same processor or GPU gives the same bytes.
 """
 
+import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -171,9 +172,8 @@ def load_model(state: State, folder: Path) -> None:
     state.model.load_state_dict(load_file(folder / MODEL_FILE))
 
 
-def main(argv: Sequence[str]) -> int:
-    """Train or evaluate as the flags say."""
-    return training.main(sys.modules[__name__], argv)
+main = functools.partial(training.main, sys.modules[__name__])
+"""Train or evaluate as the flags, a list of words, say; gives the exit code."""
 
 
 def _network(side: int) -> "torch.nn.Module":

@@ -125,17 +125,25 @@ class Uploader:
             for name, path in snapshot_files(folder, self._owner)
             for piece in self._cut(name, path, whole)
         ]
+        begun = time.monotonic()
         upload = self._begin(folder, step, pieces)
-        try:
-            seconds, sent_bytes = self._put_pieces(upload, pieces, beside)
-        except _BadCopy as error:
-            # The name is taken by an object that we must not delete: send everything again, without
-            # copies.
-            _log.info(f"snapshot of step {step}: {error}; uploading all of it")
-            self._known.clear()
-            self._upload = None
-            upload = self._begin(folder, step, pieces)
-            seconds, sent_bytes = self._put_pieces(upload, pieces, lambda: None)
+        while True:
+            puts: list[tuple[int, Callable[[], int | None]]] = [
+                (piece.size, lambda piece=piece, upload=upload: self._put_piece(upload, piece))
+                for piece in pieces
+                if piece.name not in upload.written
+            ]
+            try:
+                sent = by_size(self._store, [(sys.maxsize, beside), *puts])
+                break
+            except _BadCopy as error:
+                # The name is taken by an object that we must not delete: send everything again,
+                # without copies.
+                _log.info(f"snapshot of step {step}: {error}; uploading all of it")
+                self._known.clear()
+                self._upload, beside = None, lambda: None
+                begun, upload = time.monotonic(), self._begin(folder, step, pieces)
+        seconds, sent_bytes = time.monotonic() - begun, sum(count or 0 for count in sent)
         objects = tuple(upload.written[piece.name] for piece in pieces)
         return Sent(upload.prefix, objects, sent_bytes, seconds)
 
@@ -166,19 +174,6 @@ class Uploader:
             prefix = self._layout.snapshot(self._term, step, new_nonce())
             self._upload = _Upload(identity, prefix, sum(piece.size for piece in pieces))
         return self._upload
-
-    def _put_pieces(
-        self, upload: _Upload, pieces: Sequence[_Piece], beside: Callable[[], None]
-    ) -> tuple[float, int]:
-        """The seconds that it took and the bytes that were sent."""
-        begun = time.monotonic()
-        puts: list[tuple[int, Callable[[], int | None]]] = [
-            (piece.size, lambda piece=piece: self._put_piece(upload, piece))
-            for piece in pieces
-            if piece.name not in upload.written
-        ]
-        sent = by_size(self._store, [(sys.maxsize, beside), *puts])
-        return time.monotonic() - begun, sum(count or 0 for count in sent)
 
     def _put_piece(self, upload: _Upload, piece: _Piece) -> int:
         """Copies or uploads a piece; returns the bytes that were sent."""

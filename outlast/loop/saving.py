@@ -89,7 +89,13 @@ class Saver:
             self._waited = not self._waited and self._unchanged.wants_step(step)
             if not self._waited:
                 self._pending = self._writer.write(step, [], self.over)
-        self._offer_pending()
+        # Training goes on while the supervisor answers, which a later boundary hears.
+        offer, now_sec = self._pending, time.monotonic()
+        if offer is None or offer.asked_at_sec is not None:
+            return
+        if not self._session.busy and now_sec >= self._retry_at_sec:
+            self._session.hand_over(offer.message)
+            offer.asked_at_sec = now_sec
 
     def _due(self, step: int) -> bool:
         now_sec = time.monotonic()
@@ -99,17 +105,6 @@ class Saver:
         return self._session.checkpoint_wanted or self._schedule.due(now_sec=now_sec, step=step)
 
     # Handing over.
-
-    def _offer_pending(self) -> None:
-        """Hand the pending folder over, unless the supervisor is known to be busy; training goes on
-        meanwhile, and hears the answer at a later boundary."""
-        offer, now_sec = self._pending, time.monotonic()
-        if offer is None or offer.asked_at_sec is not None:
-            return
-        if self._session.busy or now_sec < self._retry_at_sec:
-            return
-        self._session.hand_over(offer.message)
-        offer.asked_at_sec = now_sec
 
     def hear_answer(self, *, wait: bool = False) -> None:
         """What became of the folder that was handed over, where that is known; or, to ``wait``."""

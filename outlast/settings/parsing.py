@@ -37,7 +37,10 @@ def _typed(key: str, value: Any) -> Any:
         return {"true": True, "false": False}.get(text.lower(), text)
     if kind is int:
         return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
-    parsed = _json(text)
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        parsed = text
     if kind is str:
         # The engine passes lists and objects as texts. A command may be a list.
         allowed = (str, list) if key == "command" else (str,)
@@ -45,14 +48,6 @@ def _typed(key: str, value: Any) -> Any:
             parsed if isinstance(parsed, list | dict) and not isinstance(parsed, allowed) else text
         )
     return tuple(parsed) if isinstance(parsed, list) else parsed
-
-
-def _json(text: str) -> Any:
-    """The value of a JSON text; any other text unchanged."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _refusal(error: "ErrorDetails", given: Mapping[str, Any]) -> SettingsError:

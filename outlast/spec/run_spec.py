@@ -173,10 +173,6 @@ class RunSpec:
                 found[item.key] = item.form.write(value)
         return found
 
-    def argv(self) -> list[str]:
-        """The trainer's flags, sorted."""
-        return argv(self.args)
-
     def to_json(self) -> dict[str, object]:
         """For the attempt's start record."""
         found = {key: value for key, value in asdict(self).items() if key not in _NOT_RECORDED}

@@ -26,7 +26,7 @@ from outlast.bucket.store import (
     StoreError,
     open_store,
 )
-from outlast.spec.run_spec import OWN, BadSpec, RunSpec
+from outlast.spec.run_spec import OWN, BadSpec, RunSpec, argv
 from outlast.supervisor.code import SOURCE, Code, CodeRefused, CodeSetup
 from outlast.supervisor.environment import Builder
 from outlast.supervisor.group import (
@@ -206,14 +206,14 @@ def _vm_site(
         return logs / f"files-{term:06d}"
 
     def make_trainer(term: int) -> Trainer:
-        argv = _trainer_argv(spec, code)
+        command = _trainer_argv(spec, code)
         own = {"RUN_ID": spec.run, "ATTEMPT": str(term), "LOG_DIR": str(log_dir_of(term))}
         if user is not None:
             own |= user.environment
             for folder in (work / "cwd", rooted(COMMAND_HOME)):
                 user.make(folder)
         return TrainerProcess(
-            argv,
+            command,
             folder=work / "cwd",
             environment={
                 **trainer_environment(listener.socket_path, bundle),
@@ -302,7 +302,7 @@ def _trainer_argv(spec: RunSpec, code: Code) -> list[str]:
         )
     python = spec.trainer_python or (str(code.programs / "python") if code.programs else "")
     trainer = spec.trainer if code.source is None else code.source / code.folder / spec.trainer
-    return trainer_argv(trainer, spec.argv(), python=python, processes=spec.processes)
+    return trainer_argv(trainer, argv(spec.args), python=python, processes=spec.processes)
 
 
 def power_off() -> None:

@@ -8,7 +8,7 @@ import pulumi
 import pytest
 
 from outlast.components import metadata
-from outlast.spec.run_spec import RunSpec, texts_of
+from outlast.spec.run_spec import RunSpec, argv, texts_of
 from tests.components import inventory
 
 DEADLINE = "2026-11-27T23:59:59Z"
@@ -49,7 +49,7 @@ def test_the_supervisor_reads_what_is_composed():
     assert (spec.resume, spec.placement, spec.owner) == (1, 2, "organization/outlast/dev")
     assert (spec.trainer, spec.retries_failures) == ("digits", 3)
     assert spec.deadline is not None and f"{spec.deadline:%Y-%m-%dT%H:%M:%SZ}" == DEADLINE
-    assert spec.argv() == ["--augment", "--epochs=5", "--rate=0.001"]
+    assert argv(spec.args) == ["--augment", "--epochs=5", "--rate=0.001"]
     assert spec.content == SPEC["content"]
     assert spec.billed == {"disk": "pd-balanced", "disk_gb": 50, "spot": True}
     assert spec.bundle == SPEC["bundle"] and spec.bundle_sha256 == SPEC["bundle_sha256"]

@@ -644,7 +644,7 @@ def test_another_command_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         (["--", "./other.py"], "its first line names /no/such/python, which is not there"),
         (["--", "cat", "{data}"], "command {data}: the run has no data; name it"),
         (["--shell", "--", "cat {data}"], "command {data}: the run has no data; name it"),
-        (["--data", "a/x", "--data", "b/x", "--", "true"], "another one ends in x too"),
+        (["--data", "a/x", "--data", "b/x", "--", "true"], "another path ends in x too"),
         (["--data", "pipe", "--", "true"], "data pipe: is neither a file nor a folder"),
         (["--data", "gs://", "--", "true"], "data gs://: must be a path of this machine"),
         (

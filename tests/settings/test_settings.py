@@ -323,7 +323,7 @@ def test_the_program_checks_the_words_that_the_vm_gives_its_trainer(args):
         deadline=datetime.max,
         args=texts_of(args),
     )  # fmt: skip
-    assert argv(texts_of(args)) == spec.argv()
+    assert argv(texts_of(args)) == argv(spec.args)
 
 
 FRAMEWORK_ARGS = {

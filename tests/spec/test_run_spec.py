@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.spec.delivery import Git
-from outlast.spec.run_spec import BadSpec, RunSpec, Timeouts, parse_checkpoint_every
+from outlast.spec.run_spec import BadSpec, RunSpec, Timeouts, argv, parse_checkpoint_every
 
 ATTRIBUTES = {
     "outlast-bucket": "runs",
@@ -134,7 +134,7 @@ def test_a_whole_spec() -> None:
     spec = RunSpec.from_metadata(ATTRIBUTES)
     assert (spec.resume, spec.placement, spec.retries_failures) == (2, 1, 0)
     assert spec.deadline == datetime(2026, 11, 27, 23, 59, 59, tzinfo=UTC)
-    assert spec.argv() == ["--epochs=3", "--note=-dash first", "--shuffle"]
+    assert argv(spec.args) == ["--epochs=3", "--note=-dash first", "--shuffle"]
     assert spec.checkpoint_every == "auto"
     assert spec.timeouts == Timeouts()
     assert (spec.keep_every_steps, spec.trainer_python) == (0, "")
