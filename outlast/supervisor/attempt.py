@@ -410,7 +410,7 @@ class Attempt:
             COMPLETE_ID, complete.result, complete.step, [DONE_TAG], complete.rows_offset
         )
         begin = self._trainings.parts.now
-        self._submit(Job("commit", lambda: self._jobs.commit_end(ended, begin), ended))
+        self._submit(Job("commit", lambda: self._jobs.commit(ended, begin, is_end=True), ended))
 
     def _fits(self, link: Link, leaving: Leaving) -> bool:
         """Whether a commit begun now can finish before the machine ends; says so where not."""

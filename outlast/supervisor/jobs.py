@@ -73,28 +73,21 @@ class Jobs:
         """As the committer's."""
         return self._committer.parts()
 
-    def commit(self, snapshot: Snapshot, begin: Begin) -> Made:
-        """Commits a snapshot of the training that began so; the folder is gone then."""
-        return self._commit(snapshot, begin, snapshot.tags)
-
-    def commit_end(self, snapshot: Snapshot, begin: Begin) -> Made:
-        """Commits what a part ended with; files of its result stay whole, so that they can be
-        copied into the run's result."""
-        put_manifest(Path(snapshot.path), self._owner)
-        return self._commit(snapshot, begin, [DONE_TAG], whole=True)
-
-    def _commit(
-        self, snapshot: Snapshot, begin: Begin, tags: Sequence[str], *, whole: bool = False
-    ) -> Made:
+    def commit(self, snapshot: Snapshot, begin: Begin, *, is_end: bool = False) -> Made:
+        """Commits a snapshot of the training that began so; the folder is gone then. ``is_end``: it
+        is what a part ended with. Files of its result stay whole, so that they can be copied into
+        the run's result."""
+        if is_end:
+            put_manifest(Path(snapshot.path), self._owner)
         folder = Path(snapshot.path)
         checkpoint = self._committer.commit(
             folder,
             step=begin.before + snapshot.step,
-            tags=tags,
+            tags=[DONE_TAG] if is_end else snapshot.tags,
             rows=self._rows_until(snapshot.rows_offset),
             part=begin.part,
             before=begin.before,
-            whole=whole,
+            whole=is_end,
             clean=False,
         )
         shutil.rmtree(folder, ignore_errors=True)
