@@ -400,21 +400,6 @@ def decode(line: bytes) -> Message:
     return cls(**body)
 
 
-def _connected(path: Path) -> socket.socket | OSError:
-    """A connection, or why nothing listens there yet."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with unix_socket.address(path) as address:
-            connection.connect(address)
-        return connection
-    except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
-        connection.close()
-        return error
-    except BaseException:
-        connection.close()
-        raise
-
-
 class Channel:
     """One connection. Blocking; ``send`` may be called from several threads."""
 
@@ -430,7 +415,7 @@ class Channel:
     def connect(cls, path: str | Path, *, timeout_sec: float = 10.0) -> "Channel":
         """Connect to a supervisor that may still be starting."""
         deadline = time.monotonic() + timeout_sec
-        while isinstance(found := _connected(Path(path)), OSError):
+        while isinstance(found := unix_socket.connect(Path(path)), OSError):
             if time.monotonic() >= deadline:
                 raise Closed(
                     f"{SOCKET_VARIABLE} {path}: no supervisor answers there ({found.strerror})"

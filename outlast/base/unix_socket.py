@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,3 +30,19 @@ def address(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
         os.close(folder)
+
+
+def connect(path: Path) -> socket.socket | OSError:
+    """A connection to the listener at ``path``, or why nothing listens there now. Raises OSError
+    for what waiting does not change."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with address(path) as name:
+            connection.connect(name)
+        return connection
+    except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
+        connection.close()
+        return error
+    except BaseException:
+        connection.close()
+        raise

@@ -18,8 +18,9 @@ from blake3 import blake3
 from outlast.base.exits import Reason, State
 from outlast.base.names import LABEL
 from outlast.bucket import pages
+from outlast.bucket.cleanup import Cleanup
 from outlast.bucket.errors import BadSnapshot, RestoreError
-from outlast.bucket.head import Checkpoint, End, Head, HeadForbidden, write_end_copy
+from outlast.bucket.head import Checkpoint, End, Head, write_end_copy
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout, Manifest
 from outlast.bucket.pages import Folder, PageLost
@@ -33,11 +34,8 @@ from outlast.bucket.store import (
     Damaged,
     NotFound,
     Store,
-    StoreError,
-    delete_quietly,
     put_new,
 )
-from outlast.bucket.transfer import in_parallel, small_writes
 from outlast.bucket.upload import PART_BYTES, Uploader
 
 _log = logging.getLogger(__name__)
@@ -50,6 +48,17 @@ class Pace:
     bytes_per_sec: float
     overhead_sec: float
     """Seconds that a commit takes besides its bytes: the manifest, HEAD."""
+
+
+def paced(before: Pace | None, sent_bytes: int, upload_sec: float, whole_sec: float) -> Pace | None:
+    """The average speed; the newest commit counts as much as all before it. None if no commit has
+    sent bytes yet."""
+    rate = sent_bytes / upload_sec if sent_bytes and upload_sec > 0 else None
+    overhead_sec = whole_sec - upload_sec
+    if before is not None:
+        rate = before.bytes_per_sec if rate is None else (before.bytes_per_sec + rate) / 2
+        overhead_sec = (before.overhead_sec + overhead_sec) / 2
+    return before if rate is None else Pace(rate, overhead_sec)
 
 
 class Committer:
@@ -107,9 +116,8 @@ class Committer:
         """HEAD as of the restored checkpoint, if every checkpoint that HEAD itself holds is
         damaged.
         """
-        self._dropped: list[Checkpoint] = []
+        self._cleanup = Cleanup(head_file)
         self._rows = 0
-        self._swept = False
 
     @property
     def rows_flushed(self) -> int:
@@ -307,7 +315,8 @@ class Committer:
         after = self._head_file.swap(change, term=self.term)
         self._uploader.committed(sent)
         self.last_commit_sec = time.monotonic() - begun
-        self._note_pace(sent.sent_bytes, sent.seconds, self.last_commit_sec)
+        self.sent_bytes = sent.sent_bytes
+        self.pace = paced(self.pace, sent.sent_bytes, sent.seconds, self.last_commit_sec)
         self._note_dropped(there, after)
         if clean:
             self.clean()
@@ -336,9 +345,19 @@ class Committer:
 
     def clean(self) -> None:
         """Deletes what the last swap dropped and, once, what lower terms left."""
-        self._delete_dropped()
-        if not self._swept:
+        self._cleanup.delete_dropped()
+        if not self._cleanup.swept:
             self.sweep()
+
+    def sweep(self) -> None:
+        """Deletes what lower terms left. Runs only after this term's first successful swap."""
+        self._cleanup.sweep(self._bad)
+
+    def _note_dropped(self, before: set[Checkpoint], after: Head) -> None:
+        """Remembers what a swap that certainly succeeded removed from the chain."""
+        self._cleanup.note_dropped(before - {*after.chain})
+        self._bad.clear()
+        self._cut = None
 
     def flush_rows(self, rows: bytes, *, row_count: int | None = None) -> None:
         """Appends rows, whole JSON lines, to the term's rows in the bucket.
@@ -354,87 +373,6 @@ class Committer:
             self._row_pieces.append(rows)
         finally:
             self._rows += rows[: self._row_pieces.flushed - before].count(b"\n")
-
-    def _note_pace(self, sent_bytes: int, upload_sec: float, whole_sec: float) -> None:
-        """Averages the speed; the newest commit counts as much as all before it."""
-        self.sent_bytes = sent_bytes
-        before = self.pace
-        rate = sent_bytes / upload_sec if sent_bytes and upload_sec > 0 else None
-        overhead_sec = whole_sec - upload_sec
-        if before is not None:
-            rate = before.bytes_per_sec if rate is None else (before.bytes_per_sec + rate) / 2
-            overhead_sec = (before.overhead_sec + overhead_sec) / 2
-        if rate is not None:
-            self.pace = Pace(rate, overhead_sec)
-
-    # -- retention ----------------------------------------------------------------------------
-
-    def _note_dropped(self, before: set[Checkpoint], after: Head) -> None:
-        """Remembers what a swap that certainly succeeded removed from the chain."""
-        self._dropped += sorted(before - {*after.chain}, key=lambda entry: entry.path)
-        self._bad.clear()
-        self._cut = None
-
-    def _delete_dropped(self) -> None:
-        """Deletes dropped checkpoints; what cannot be deleted now is left to the sweep."""
-        left = []
-        for checkpoint in self._dropped:
-            try:
-                gone = self._delete_folder(checkpoint.path)
-            except StoreError as error:
-                gone = False
-                _log.info(f"checkpoint {checkpoint.path}: was dropped but not deleted ({error})")
-            if not gone:
-                left.append(checkpoint)
-        self._dropped = left
-
-    def _delete_folder(self, folder: str) -> bool:
-        """Deletes the folder's objects by generation; True if all are deleted."""
-        gone = in_parallel(
-            [
-                lambda found=found: delete_quietly(self._store, found.path, found.generation)
-                for found in self._store.list(folder)
-            ],
-            small_writes(self._store),
-        )
-        return all(gone)
-
-    def sweep(self) -> None:
-        """Deletes what lower terms left: snapshots and results that HEAD does not name.
-
-        Runs only after this term's first successful swap, so that no lower term can name them any
-        more. Reads HEAD before each folder: a fenced attempt deletes nothing. What fails is left
-        for later.
-        """
-        self._delete_dropped()
-        term = self.term
-        try:
-            leftovers = {
-                place[1]
-                for found in self._store.list(self._layout.terms)
-                if (place := self._layout.folder_of(found.path)) and place[0] < term
-            }
-            self._sweep(leftovers)
-        except (HeadForbidden, StoreError) as error:
-            _log.info(f"sweep: was not finished ({error}); the next one continues")
-            return
-        self._swept = True
-
-    def _sweep(self, folders: set[str]) -> None:
-        """Deletes the folders that neither HEAD nor its pages name."""
-        head = self._head_file.held(self.term)
-        folders = folders - {entry.path for entry in (*head.chain, *self._bad)}
-        if not folders:
-            return
-        kept = pages.kept(self._store, self._layout, head, patience=self._patience)
-        if kept.lost:
-            # A page that cannot be read may name any of them.
-            _log.info(f"sweep: nothing is deleted, since {'; '.join(kept.lost)}")
-            return
-        for folder in sorted(folders - {entry.path for entry in kept.chain}):
-            now = self._head_file.check(term=self.term)
-            if all(entry.path != folder for entry in now.chain):
-                self._delete_folder(folder)
 
     # -- the end ------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from outlast.base.exits import Reason, State
-from outlast.bucket import commit as commit_module
+from outlast.bucket import cleanup as cleanup_module
 from outlast.bucket import headfile as headfile_module
 from outlast.bucket import pages
 from outlast.bucket import upload as upload_module
@@ -182,7 +182,7 @@ def sweep_without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     def kept(store: Store, layout: Layout, head: Head, **_: Any) -> pages.Kept:
         return pages.Kept(head.chain, ())
 
-    monkeypatch.setattr(commit_module, "pages", _replaced(pages, kept=kept))
+    monkeypatch.setattr(cleanup_module, "pages", _replaced(pages, kept=kept))
 
 
 def _replaced(module: ModuleType, **names: Any) -> SimpleNamespace:
