@@ -3,14 +3,11 @@
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from outlast.loop import classes, start
 from outlast.loop.errors import StateError
 from outlast.loop.start import Start
-
-if TYPE_CHECKING:
-    from outlast.loop.state import Adapter
 
 Node = Any  # a JSON value; the type checker has no recursive alias worth its reading
 
@@ -238,3 +235,13 @@ def kind_of(value: object) -> str:
         return "absent"
     cls = type(value)
     return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
+
+
+class Adapter(Protocol):
+    """How one framework's objects are captured and restored (a module of outlast.loop.adapters)."""
+
+    def capture(self, value: object, path: str, blobs: Blobs) -> Node:
+        """A node, or MISSING if the object is not this framework's."""
+
+    def restore(self, target: Any, node: Node, path: str, blobs: Blobs) -> Any:
+        """The restored object; DoesNotFit if the target is another kind of object."""

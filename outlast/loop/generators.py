@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from outlast.loop import state
+from outlast.loop import frameworks, state
 from outlast.loop.errors import DoesNotFit
 
 _BLOB_BYTES_MAX = 1 << 20
@@ -211,7 +211,7 @@ def of_torch(state_bytes: Any) -> Position:
 
 def of_keras(generator: Any) -> Position:
     """The position of a ``keras.random.SeedGenerator``."""
-    keras_adapter: Any = state.adapter("keras")
+    keras_adapter: Any = frameworks.adapter("keras")
     found = keras_adapter.array_of(generator.state)
     return Position((Part(tuple(map(int, found)), found.dtype.itemsize),))
 
@@ -237,7 +237,7 @@ def _torch() -> list[Position]:
 
 
 def _keras() -> list[Position]:
-    keras_adapter: Any = state.adapter("keras")
+    keras_adapter: Any = frameworks.adapter("keras")
     generator = keras_adapter.global_generator()
     return [] if generator is None else [of_keras(generator)]
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from outlast.loop import state
+from outlast.loop import frameworks, state
 from outlast.loop.state import Blob, Node
 
 SAMPLE_BYTES = 4096
@@ -34,8 +34,8 @@ def _as_saved(value: Any) -> Any:
     """An object, or what a program would save of it by itself."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.nn.Module):
-        return state.adapter("torch").unwrapped(value).state_dict()
-    return value.state_dict() if state.has_state_dict(value) else value
+        return frameworks.adapter("torch").unwrapped(value).state_dict()
+    return value.state_dict() if frameworks.has_state_dict(value) else value
 
 
 def _thinned(value: Any) -> Any:

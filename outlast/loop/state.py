@@ -22,16 +22,15 @@ of a node, so that one object at two places is found where it is alive).
 """
 
 import base64
-import importlib
 import math
 import random
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from outlast.loop import classes, nodes
 from outlast.loop.blobs import DEPTH_MAX, MISSING, Blob, Blobs, Memory, Node, kind_of
 from outlast.loop.errors import DoesNotFit, LoopError, StateError
+from outlast.loop.frameworks import ADAPTERS, adapter, containers, has_state_dict, loaded
 from outlast.loop.nodes import AS_IS, at_key, shown
 from outlast.loop.start import Start
 
@@ -51,24 +50,8 @@ _INT_BITS = 10_000
 """Longer numbers are not JSON's: Python itself reads and writes 4300 decimal digits at most."""
 _INT_MAX = 1 << 64
 _NAMES_SHOWN = 300
-_OWN = ("state_dict", "load_state_dict")
 
 
-class Adapter(Protocol):
-    """How one framework's objects are captured and restored (a module of outlast.loop.adapters)."""
-
-    def capture(self, value: object, path: str, blobs: Blobs) -> Node:
-        """A node, or MISSING if the object is not this framework's."""
-
-    def restore(self, target: Any, node: Node, path: str, blobs: Blobs) -> Any:
-        """The restored object; DoesNotFit if the target is another kind of object."""
-
-
-# An object can only be a framework's if that framework is imported already. The order matters:
-# with its backend torch, Keras' layers are torch modules too; numpy's arrays are the most.
-_PYTHON = ("values", "containers")
-_NAMES = ("numpy", *_PYTHON, "keras", "xgboost", "torch", "flax", "jax", "sklearn")
-_ADAPTERS = {name: f"outlast.loop.adapters.{name}" for name in _NAMES}
 _LEAVES = {"$value": "values", "$array": "numpy", "$scalar": "numpy"}
 _LEAVES |= {"$tensor": "torch", "$jax": "jax"}
 _ARRAYS = ("$array", "$tensor", "$jax")
@@ -77,19 +60,11 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 """What is replaced at a restore whatever it was."""
 
 
-def _adapters() -> list[Adapter]:
-    return [
-        importlib.import_module(home)  # type: ignore[misc]
-        for name, home in _ADAPTERS.items()
-        if name in _PYTHON or name in sys.modules
-    ]
-
-
 def check_top(state: Mapping[str, object]) -> None:
     """Refuse what could be saved but never restored: values that cannot be changed in place."""
     if not state:
         raise StateError("state is empty: name the objects to save, such as {'model': model}")
-    adapters = _adapters()
+    adapters = loaded()
     for name, value in state.items():
         if not isinstance(name, str) or not name:
             raise StateError(f"state key {name!r}: must be a non-empty string")
@@ -106,7 +81,7 @@ def check_top(state: Mapping[str, object]) -> None:
 def survey(state: Mapping[str, object]) -> Start:
     """What the program has built by itself; to be taken before anything is restored into it."""
     found = Start()
-    _capture_all(state, Blobs(adapters=_adapters(), survey=found))
+    _capture_all(state, Blobs(adapters=loaded(), survey=found))
     return found
 
 
@@ -118,7 +93,7 @@ def capture_all(
     The arrays are not copied: they must not change before the blobs are written. With ``begun``,
     what this program's start has built, a StateError names what a resumed one could not restore.
     """
-    blobs = Blobs(adapters=_adapters(), begun=begun)
+    blobs = Blobs(adapters=loaded(), begun=begun)
     found = _capture_all(state, blobs)
     blobs.refuse_late()
     blobs.refuse_overlaps()
@@ -127,7 +102,7 @@ def capture_all(
 
 def capture_new(values: Mapping[str, object]) -> tuple[dict[str, Node], Blobs]:
     """As ``capture_all``, for ``restore_new``: StateError for what only a program could take."""
-    blobs = Blobs(adapters=_adapters())
+    blobs = Blobs(adapters=loaded())
     blobs.is_alone = True
     with blobs.without_target():
         found = {name: capture(value, name, blobs) for name, value in values.items()}
@@ -164,7 +139,7 @@ def restore_new(found: Mapping[str, Node], blobs: Blobs) -> dict[str, Any]:
     """Every node as a new object, which needs no program: numbers, containers, arrays, and objects
     of the lists of classes of the adapters."""
     nodes.check(found.items(), blobs, restore_key)
-    blobs.adapters = blobs.adapters or _adapters()
+    blobs.adapters = blobs.adapters or loaded()
     blobs.is_alone = True
     return {name: restore(MISSING, node, name, blobs) for name, node in found.items()}
 
@@ -178,7 +153,7 @@ def restore_named(
             f"state: the program has {', '.join(missing)}, which the checkpoint does not hold; "
             f"it holds {_few(sorted(found))}"
         )
-    blobs.adapters = blobs.adapters or _adapters()
+    blobs.adapters = blobs.adapters or loaded()
     chosen = {name: node for name, node in found.items() if name in names}
     places = {f"state[{name!r}]": name for name in chosen}
     met = nodes.check(((path, chosen[name]) for path, name in places.items()), blobs, restore_key)
@@ -285,8 +260,8 @@ def _capture_object(value: Any, path: str, blobs: Blobs) -> Node:
         return [capture(item, f"{path}[{i}]", blobs) for i, item in enumerate(value)]
     if type(value) is dict:
         return _capture_dict(value, path, blobs)
-    for adapter in blobs.adapters:
-        node = adapter.capture(value, path, blobs)
+    for each in blobs.adapters:
+        node = each.capture(value, path, blobs)
         if node is not MISSING:
             return node
     if _is_python_random(value):
@@ -351,7 +326,7 @@ def restore_key(node: Node, path: str) -> Any:
     """A key or a member again."""
     if not isinstance(node, dict):
         return node
-    key = restore(MISSING, node, f"{path}: a key", Blobs(adapters=_adapters()))
+    key = restore(MISSING, node, f"{path}: a key", Blobs(adapters=loaded()))
     try:
         hash(key)
     except TypeError as error:
@@ -490,7 +465,7 @@ def _parts(target: Any, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]
                     yield old, item, f"{path}[{i}]"
     elif "$object" in node:
         kind = node["$object"].partition(".")[0]
-        if kind in _ADAPTERS and (parts := getattr(adapter(kind, path), "parts", None)):
+        if kind in ADAPTERS and (parts := getattr(adapter(kind, path), "parts", None)):
             yield from parts(target, node, path)
     elif type(target) is dict:
         for key, item in pairs(node, path):
@@ -614,41 +589,9 @@ def _by_adapter(name: str, target: Any, node: Any, path: str, blobs: Blobs) -> A
         raise DoesNotFit(f"{path}: cannot take what the checkpoint holds ({said})") from error
 
 
-_imported: dict[str, Any] = {}
-"""The adapters that are imported; looked up for each array of a checkpoint."""
-
-
-def containers() -> Any:
-    """The adapter of Python's containers, which also has rules for a trainer's own classes."""
-    return adapter("containers")
-
-
-def adapter(framework: str, path: str = "state") -> Any:
-    """The adapter that a node names; its framework is imported if it is not yet."""
-    if found := _imported.get(framework):
-        return found
-    if framework not in _ADAPTERS:
-        raise DoesNotFit(f"{path}: the checkpoint holds something of {framework}, unknown here")
-    try:
-        _imported[framework] = importlib.import_module(_ADAPTERS[framework])
-        return _imported[framework]
-    except ImportError as error:
-        raise DoesNotFit(f"{path}: the checkpoint needs {framework} ({error})") from None
-
-
 def _is_python_random(value: object) -> bool:
     return isinstance(value, random.Random) or value is random
 
 
 def _no(value: object) -> bool:
     return False
-
-
-def has_state_dict(value: object) -> bool:
-    """Whether an object says itself what is to be saved of it."""
-    if isinstance(value, type):
-        return False
-    try:
-        return all(callable(getattr(value, name, None)) for name in _OWN)
-    except Exception:  # an object whose __getattr__ raises has none of them
-        return False

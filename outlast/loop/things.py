@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from outlast.loop import generators, leaves, state
+from outlast.loop import frameworks, generators, leaves, state
 from outlast.loop.generators import Held, Position
 
 
@@ -58,7 +58,7 @@ def generator_position(value: Any) -> Position | None:
         return None if _is_default(value, torch) else generators.of_torch(value.get_state())
     keras: Any = sys.modules.get("keras")
     if library == "keras" and isinstance(value, keras.random.SeedGenerator):
-        own = value is not state.adapter("keras").global_generator()
+        own = value is not frameworks.adapter("keras").global_generator()
         return generators.of_keras(value) if own else None
     return None
 

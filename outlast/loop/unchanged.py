@@ -35,7 +35,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outlast.loop import classes, rebound, state, usage
+from outlast.loop import classes, frameworks, rebound, state, usage
 from outlast.loop.errors import DoesNotFit
 from outlast.loop.state import Blob
 
@@ -377,7 +377,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _is_record(value: object) -> bool:
-    return classes.is_dataclass(type(value)) and not state.has_state_dict(value)
+    return classes.is_dataclass(type(value)) and not frameworks.has_state_dict(value)
 
 
 def _token(value: Any) -> Callable[[], Any] | int:

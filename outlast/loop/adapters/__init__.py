@@ -1,5 +1,5 @@
 """One module a framework: how its objects become plain data and come back.
 
-A module has ``capture`` and ``restore`` as outlast.loop.state.Adapter describes them, imports its
+A module has ``capture`` and ``restore`` as outlast.loop.blobs.Adapter describes them, imports its
 framework, and is itself imported only once the trainer has imported that framework.
 """

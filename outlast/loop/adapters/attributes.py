@@ -22,7 +22,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outlast.loop import classes, state
+from outlast.loop import classes, frameworks, state
 from outlast.loop.errors import DoesNotFit
 from outlast.loop.nodes import place_of
 from outlast.loop.state import MISSING, Blobs, Node
@@ -193,7 +193,7 @@ def _is_kept(value: Any, framework: Framework, blobs: Blobs, depth: int = 0) -> 
         return all(_is_key(key) for key in keys) and all(
             _is_kept(item, framework, blobs, depth + 1) for _, item in inside
         )
-    return _is_array(value) or _is_random(value) or state.has_state_dict(value)
+    return _is_array(value) or _is_random(value) or frameworks.has_state_dict(value)
 
 
 def _is_key(key: Any) -> bool:

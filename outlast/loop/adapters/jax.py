@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from outlast.loop import classes, state, verify
+from outlast.loop import classes, frameworks, state, verify
 from outlast.loop.adapters import numpy as arrays
 from outlast.loop.errors import DoesNotFit, StateError
 from outlast.loop.state import MISSING, Blob, Blobs, Memory, Node, foreign, kind_of
@@ -49,7 +49,7 @@ def capture(value: Any, path: str, blobs: Blobs) -> Node:
     if isinstance(value, _Ref):
         inner = state.capture_part(value[...], f"{path}[...]", blobs)
         return {"$object": "jax.Ref", "value": inner}
-    found = None if state.has_state_dict(value) else _children(value)
+    found = None if frameworks.has_state_dict(value) else _children(value)
     return MISSING if found is None else _capture_pytree(value, *found, path, blobs)
 
 
