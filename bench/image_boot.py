@@ -39,7 +39,7 @@ from outlast.base.exits import DONE, USAGE
 from outlast.bucket.layout import Layout
 from outlast.cli.cloud import PROJECT, LocalCloud
 from outlast.cli.errors import OperateError
-from outlast.cloud import bake, recipe
+from outlast.cloud import bake, builder, recipe
 from outlast.cloud.compute import TOKEN_VARIABLE, ComputeError
 
 FAILED, CANNOT = 1, 69
@@ -132,7 +132,7 @@ def baked_image(cloud: LocalCloud, bundle: tuple[str, str]) -> str:
         project=PROJECT,
         zone=ZONE,
     )
-    order = bake.Order(
+    order = builder.Order(
         {"managed-by": "outlast", "project": "bench", "stack": "boot"},
         service_account=ACCOUNT,
         bundle=f"gs://{BUCKET}/{name}",

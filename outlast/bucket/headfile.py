@@ -172,7 +172,7 @@ class HeadFile:
         self._holding(term)
         found = read_head(self.store, self.layout).head
         if found.state.ended or found.term != term:
-            raise self._refusal(found, term)
+            raise _refusal(found, term)
         return found
 
     def take_term(
@@ -206,7 +206,9 @@ class HeadFile:
                         # Another machine started the run after this one had looked for HEAD.
                         continue
                     if decision.act is Act.TAKE and isinstance(look, Head):
-                        stale = self._contradicted(look, patience)
+                        stale = patience(
+                            lambda look=look: contradicted(self.store, self.layout, look)
+                        )
                         if stale is not None:
                             again = self._look(patience)[0]
                             if not isinstance(again, Head) or again.nonce != look.nonce:
@@ -252,9 +254,6 @@ class HeadFile:
             raise NotMember(
                 "this VM is not a member of its group any more; it may take no term"
             ) from None
-
-    def _contradicted(self, look: Head, patience: Patience) -> str | None:
-        return patience(lambda: contradicted(self.store, self.layout, look))
 
     def swap(self, change: Change, *, term: int) -> Head:
         """Rewrites HEAD as the holder of the term, and returns the new HEAD.
@@ -383,21 +382,11 @@ class HeadFile:
                     found = self.read()
                     outcome = resolve(found.head, term=wanted.term, nonces=self._unsure)
                     if outcome is not Outcome.OURS:
-                        raise self._refusal(found.head, wanted.term) from None
+                        raise _refusal(found.head, wanted.term) from None
                     self._held = _Held(found.head, found.object.generation)
                     return found.head.nonce == wanted.nonce
                 except StoreError as error:
                     spell.wait(error)
-
-    def _refusal(self, found: Head, term: int) -> HeadError:
-        if found.state.ended:
-            return HeadEnded(f"the run has ended: {found.state}", found)
-        if found.term > term:
-            return Fenced(f"term {term}: term {found.term} holds the run now", found)
-        return HeadError(
-            f"term {term}: HEAD is at term {found.term} and was rewritten by another process; "
-            "only `outlast repair` does that"
-        )
 
     def _holding(self, term: int | None = None) -> _Held:
         held = self._held
@@ -415,3 +404,14 @@ class HeadFile:
             if wait > 0:
                 self.clock.sleep(wait)
         self._last_write = self.clock.monotonic()
+
+
+def _refusal(found: Head, term: int) -> HeadError:
+    if found.state.ended:
+        return HeadEnded(f"the run has ended: {found.state}", found)
+    if found.term > term:
+        return Fenced(f"term {term}: term {found.term} holds the run now", found)
+    return HeadError(
+        f"term {term}: HEAD is at term {found.term} and was rewritten by another process; "
+        "only `outlast repair` does that"
+    )

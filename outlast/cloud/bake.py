@@ -11,10 +11,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from outlast.cloud import images, recipe
+from outlast.cloud import builder, images, recipe
 from outlast.cloud.compute import (
     CannotAsk,
     Compute,
@@ -22,14 +21,9 @@ from outlast.cloud.compute import (
     Missing,
     OperationFailed,
 )
-from outlast.spec import startup_script
 
 _log = logging.getLogger(__name__)
 
-COMPONENT = "image-family"
-SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-HASH_LABEL = 40
-"""Digits of the recipe's hash in labels, which may have at most 63 characters."""
 
 LEFT = "left by an earlier bake, deleted"
 """Message about a builder."""
@@ -46,7 +40,6 @@ SILENT_SEC = 300
 POLL_SEC = (0.2, 5.0)
 POLL_GROWTH = 1.3
 ALIVE = ("PENDING", "PROVISIONING", "STAGING", "RUNNING", "REPAIRING")
-GPU_SERIES = ("a2-", "a3-", "a4", "g2-", "g4-")
 
 Json = Mapping[str, Any]
 T = TypeVar("T")
@@ -60,29 +53,7 @@ cancelled = threading.Event()
 """Set to cancel the bakes of this process; a bake stops at its next check."""
 
 
-@dataclass(frozen=True)
-class Order:
-    """What a bake needs besides the recipe."""
-
-    labels: Mapping[str, str]
-    """The stack's labels."""
-    service_account: str = ""
-    """The builder's account, if it reads the bucket."""
-    bundle: str = ""
-    """`gs://` path of the bundle, if the trainers are baked in."""
-    bundle_sha256: str = ""
-    timeouts: str = "{}"
-    network: str = "default"
-    """Name or path."""
-    subnetwork: str = ""
-    """Empty for the network's own in the region."""
-    external_ip: bool = True
-    endpoint: str = ""
-    extra: Mapping[str, str] = field(default_factory=dict)
-    """More of the builder's metadata."""
-
-
-def bake(baked: recipe.Baked, order: Order) -> str:
+def bake(baked: recipe.Baked, order: builder.Order) -> str:
     """Bakes the recipe's image if needed; returns its self link. The image is then the newest of
     its family.
 
@@ -128,7 +99,7 @@ def has_left(image: str, family: str, project: str, labels: Mapping[str, str]) -
 class _Bake:
     """One bake."""
 
-    def __init__(self, baked: recipe.Baked, order: Order) -> None:
+    def __init__(self, baked: recipe.Baked, order: builder.Order) -> None:
         self._baked = baked
         self._recipe = baked.recipe
         self._order = order
@@ -169,7 +140,7 @@ class _Bake:
             found = self._compute.call("GET", self._image)
         except Missing:
             return None
-        if found.get("labels", {}).get("recipe") != self._baked.hash[:HASH_LABEL]:
+        if found.get("labels", {}).get("recipe") != self._baked.hash[: builder.HASH_LABEL]:
             raise BakeError(
                 f"image {self._baked.image}: exists and was not baked by this recipe; delete it,"
                 " or name another family in outlast:imageRecipe"
@@ -192,7 +163,7 @@ class _Bake:
             "family": self._recipe.family,
             "description": f"Baked by Outlast from {self._recipe.base}",
             "sourceDisk": f"projects/{self._recipe.project}/{self._disk}",
-            "labels": {**self._labels(), **self._base_labels()},
+            "labels": {**builder.labels(self._baked, self._order), **self._base_labels()},
         }
         self._is_ours = True
         try:
@@ -295,7 +266,7 @@ class _Bake:
         refusal = base_refusal(self._recipe.base, base)
         if refusal or not isinstance(base, images.Image):
             raise BakeError(refusal or f"base {self._recipe.base!r}: cannot be looked up")
-        body = self._builder_body(base)
+        body = builder.body(self._baked, self._order, base)
         try:
             self._order_call("POST", f"zones/{self._recipe.zone}/instances", body, VM_LIMIT_SEC)
         except OperationFailed as error:
@@ -307,79 +278,6 @@ class _Bake:
             f"builder {self._baked.builder}: bakes from {base.name}, for at most"
             f" {self._recipe.limit_minutes} minutes"
         )
-
-    def _builder_body(self, base: images.Image) -> dict[str, Any]:
-        zone = f"zones/{self._recipe.zone}"
-        gpu = self._recipe.machine_type.startswith(GPU_SERIES)
-        body: dict[str, Any] = {
-            "name": self._baked.builder,
-            "machineType": f"{zone}/machineTypes/{self._recipe.machine_type}",
-            "labels": self._labels(),
-            "disks": [
-                {
-                    "boot": True,
-                    "autoDelete": True,
-                    "deviceName": "boot",
-                    "initializeParams": {
-                        "diskName": self._baked.builder,
-                        "sourceImage": base.path,
-                        "diskSizeGb": str(max(self._recipe.disk_gb, base.size_gb)),
-                        "diskType": f"{zone}/diskTypes/{recipe.DISK_TYPE}",
-                        "labels": self._labels(),
-                    },
-                }
-            ],
-            "networkInterfaces": [self._interface()],
-            "scheduling": {
-                "provisioningModel": "STANDARD",
-                "automaticRestart": False,
-                "onHostMaintenance": "TERMINATE" if gpu else "MIGRATE",
-                "maxRunDuration": {"seconds": str(self._recipe.limit_minutes * 60)},
-                "instanceTerminationAction": "DELETE",
-            },
-            "metadata": {
-                "items": [{"key": key, "value": text} for key, text in self._metadata().items()]
-            },
-        }
-        if self._recipe.needs_token:
-            body["serviceAccounts"] = [
-                {"email": self._order.service_account, "scopes": [SCOPE]},
-            ]
-        return body
-
-    def _interface(self) -> dict[str, Any]:
-        network, subnetwork = self._order.network, self._order.subnetwork
-        region = self._recipe.zone.rpartition("-")[0]
-        found: dict[str, Any] = {
-            "network": network if "/" in network else f"global/networks/{network}"
-        }
-        if subnetwork:
-            found["subnetwork"] = (
-                subnetwork if "/" in subnetwork else f"regions/{region}/subnetworks/{subnetwork}"
-            )
-        if self._order.external_ip:
-            found["accessConfigs"] = [{"name": "External NAT", "type": "ONE_TO_ONE_NAT"}]
-        return found
-
-    def _metadata(self) -> dict[str, str]:
-        wanted = {
-            "packages": " ".join(self._recipe.packages),
-            "driver": self._recipe.driver,
-            "cuda": self._recipe.cuda,
-            "data": "\n".join(f"{one.sha256} {one.url} {one.path}" for one in self._recipe.data),
-            "recipe": self._baked.hash,
-            "timeouts": self._order.timeouts,
-            **{name: recipe.encoded(data) for name, data in self._baked.files.items()},
-        }
-        if self._recipe.trainers:
-            wanted["bundle"] = f"{self._order.bundle_sha256} {self._order.bundle}"
-        return {
-            "startup-script": startup_script.read("bake.sh"),
-            **{f"outlast-bake-{key}": text for key, text in wanted.items() if text},
-            "enable-guest-attributes": "TRUE",
-            "block-project-ssh-keys": "TRUE",
-            **self._order.extra,
-        }
 
     def _watch(self) -> None:
         """Waits until the builder reports that it is done. Raises BakeError if it fails."""
@@ -474,14 +372,6 @@ class _Bake:
 
     # Small things
 
-    def _labels(self) -> dict[str, str]:
-        return {
-            **self._order.labels,
-            "component": COMPONENT,
-            "family": self._recipe.family,
-            "recipe": self._baked.hash[:HASH_LABEL],
-        }
-
     def _order_call(
         self, method: str, path: str, body: Json | None, limit_sec: float = VM_LIMIT_SEC
     ) -> None:
@@ -506,7 +396,7 @@ def _builders(compute: Compute, labels: Mapping[str, str]) -> list[Json]:
 def _is_of(labels: Mapping[str, str], made: Json) -> bool:
     """Whether a bake of the stack with these labels created it."""
     found = made.get("labels") or {}
-    return found.get("component") == COMPONENT and all(
+    return found.get("component") == builder.COMPONENT and all(
         found.get(key) == labels.get(key) for key in ("project", "stack")
     )
 
@@ -517,7 +407,7 @@ def _images(compute: Compute, family: str) -> list[Json]:
         image
         for image in compute.listed("global/images")
         if image.get("family") == family
-        and (image.get("labels") or {}).get("component") == COMPONENT
+        and (image.get("labels") or {}).get("component") == builder.COMPONENT
     ]
 
 

@@ -74,7 +74,7 @@ class ImageBakeProvider(ResourceProvider):
             return False
 
     def _baked(self, props: dict[str, Any]) -> dict[str, Any]:
-        from outlast.cloud import bake, recipe
+        from outlast.cloud import bake, builder, recipe
 
         root = folders.project()  # the engine starts its plugins there
         baked = recipe.read(
@@ -85,7 +85,7 @@ class ImageBakeProvider(ResourceProvider):
                 "outlast:imageRecipe: its files have changed since this command began; run pulumi"
                 " up again"
             )
-        order = bake.Order(
+        order = builder.Order(
             labels=props["labels"],
             service_account=props["service_account"],
             bundle=props["bundle"],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outlast.cloud import bake, images, recipe
+from outlast.cloud import bake, builder, images, recipe
 from outlast.cloud.bake import BakeError
 from outlast.cloud.compute import CannotAsk, Missing
 from tests.log_lines import log_lines
@@ -99,7 +99,7 @@ def baked(**given: Any) -> recipe.Baked:
 
 def made(platform: Platform, **order: Any) -> str:
     given: Mapping[str, Any] = {"labels": {"stack": "dev"}, **order}
-    return bake.bake(baked(), bake.Order(**given))
+    return bake.bake(baked(), builder.Order(**given))
 
 
 def family_image(name: str, stack: str) -> dict[str, dict[str, Any]]:
@@ -131,7 +131,7 @@ def test_an_image_without_a_gpu_driver_is_labelled(
     platform.there[disk] = {"sourceImage": source}
     asked = images.Image("", base, "base-1", "")
     monkeypatch.setattr(images, "resolve", lambda *_, **__: asked)
-    bake.bake(what, bake.Order({"stack": "dev"}))
+    bake.bake(what, builder.Order({"stack": "dev"}))
     labels = platform.there[f"global/images/{what.image}"]["labels"]
     assert (labels["base-image"], labels.get("gpu-driver")) == ("base-1", label)
     again = images.Image("", "p", what.image, "own", labels=labels)
@@ -189,8 +189,8 @@ def test_what_a_killed_bake_has_left_is_seen(
     ],
 )
 def test_the_builder_is_in_the_stacks_network(platform: Platform, order, expected):
-    built = bake._Bake(baked(), bake.Order({}, **order))
-    assert built._builder_body(BASE)["networkInterfaces"] == [expected]
+    body = builder.body(baked(), builder.Order({}, **order), BASE)
+    assert body["networkInterfaces"] == [expected]
 
 
 def test_an_image_whose_answer_was_lost_is_asked_for(platform: Platform):
@@ -248,7 +248,7 @@ def leave(platform: Platform, name: str, status: str, image: str | None = None) 
     platform.there[path] = left
     if image:
         made = name.removeprefix(recipe.BUILDER)
-        labels = {**LABELS, "recipe": baked().hash[: bake.HASH_LABEL]}
+        labels = {**LABELS, "recipe": baked().hash[: builder.HASH_LABEL]}
         platform.there[f"global/images/{made}"] = {
             **{"name": made, "family": made.rpartition("-")[0], "labels": labels},
             **{"status": image, "selfLink": f"https://x/{made}", "creationTimestamp": "2026"},

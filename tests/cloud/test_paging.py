@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from outlast.cloud import bake
+from outlast.cloud import bake, builder
 from outlast.cloud.compute import Compute
 
-LABELS = {"component": bake.COMPONENT, "project": "outlast", "stack": "dev"}
+LABELS = {"component": builder.COMPONENT, "project": "outlast", "stack": "dev"}
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
 from outlast.base.log import log_to
-from outlast.cloud import bake, recipe
+from outlast.cloud import bake, builder, recipe
 from outlast.cloud.compute import Compute
 
 ACCOUNT = "image-baker@outlast-rehearsal.iam.gserviceaccount.com"
@@ -50,7 +50,7 @@ checked = recipe.check(given, base="debian-cloud/debian-13", project="outlast-re
 recipe.PACKAGE = bake.PACKAGE = root
 baked = recipe.read(checked, root)
 labels = {"managed-by": "outlast", "project": "outlast", "stack": "dev"}
-order = bake.Order(labels, service_account=ACCOUNT)
+order = builder.Order(labels, service_account=ACCOUNT)
 try:
     print("link", bake.bake(baked, order))
 except bake.BakeError as error:
