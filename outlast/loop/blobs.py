@@ -213,7 +213,7 @@ class Blobs:
             return
         if memory in self._index:
             raise StateError(
-                f"{path} is a view of an array that the state holds at another place; keep one"
+                f"{path} is a view of an array that the state also holds in another place; keep one"
             )
         self._extents.append((*memory[:3], len(self._extents), path))
         self._index[memory] = -1
@@ -225,7 +225,7 @@ class Blobs:
                 first, later = sorted((one, two), key=lambda extent: extent[3])
                 raise StateError(
                     f"{later[4]} shares a part of its memory with {first[4]}, which cannot be "
-                    "saved as two; keep only the array that both look into, or a copy of one"
+                    "saved as two; keep only the array that both are views of, or a copy of one"
                 )
 
 

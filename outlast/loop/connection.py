@@ -50,7 +50,7 @@ class Connection:
     @property
     def session(self) -> Session:
         if self._session is None:
-            raise LoopError("the training has not begun: use `with outlast.train(…) as run`")
+            raise LoopError("the training has not started: use `with outlast.train(…) as run`")
         return self._session
 
     def open(self, total: int | None) -> Welcome | Ended:
@@ -60,7 +60,7 @@ class Connection:
         run = self._run = self._named_run()
         if run in _completed and not local.in_notebook():
             raise NotHere(
-                f"run {run[2]}: this program has completed it already, and calls outlast.train a "
+                f"run {run[2]}: this program has already completed it, and calls outlast.train a "
                 "second time; make each of its trainings a part of the run (part='a name'), or "
                 "give each its own name= or run_dir="
             )

@@ -64,7 +64,7 @@ def find(path: str | os.PathLike[str], tick: Callable[[], None] = lambda: None) 
             raise DataError(f"data {os.fspath(path)}: no such file or folder")
         if not (os.path.isfile(text) or os.path.isdir(text)):
             raise DataError(
-                f"data {os.fspath(path)}: is neither a file nor a folder; a run that resumes reads "
+                f"data {os.fspath(path)}: is neither a file nor a folder; a resumed run reads "
                 "its data again"
             )
     if text not in _found:
@@ -137,7 +137,8 @@ def fetch(url: str, kind: str, tick: Callable[[], None] = lambda: None) -> Path:
         sentence, refused = str(found["error"]), bool(found["usage"])
     except (ValueError, KeyError, TypeError):
         raise LoopError(
-            f"{kind} {url}: was not fetched (exit code {process.returncode}); try again, it goes on"
+            f"{kind} {url}: was not fetched (exit code {process.returncode}); try again, it"
+            " continues"
         ) from None
     raise (DataError if refused else LoopError)(sentence)
 

@@ -112,7 +112,7 @@ class Draws:
         if refused := [name for name in self._watched if name in drawn]:
             raise DoesNotFit(
                 f"the {step} steps before this checkpoint drew from {refused[0]}, which the state "
-                f"does not have, so that a resume would draw other numbers; if the result does not "
+                f"lacks, so a resume would draw other numbers; if the result does not "
                 f"depend on them, declare it with outlast.train(..., constant=[{refused[0]!r}]), "
                 f"and the run resumes from here; if it does, add it to the state, as in "
                 f"state['rng'] = {refused[0]}, and start from scratch"
@@ -141,7 +141,7 @@ class Draws:
         self._watched = [name for name in self._watched if name not in moved]
         self._drawn += unsaved
         return [
-            f"the steps draw from {name}, which the state does not have: after a preemption they "
+            f"the steps draw from {name}, which the state lacks: after a preemption they "
             f"would draw other numbers; add it, as in state['rng'] = {name}; if the result does "
             f"not depend on them, declare constant=[{name!r}]: a resume is refused until then"
             for name in unsaved

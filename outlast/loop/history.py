@@ -30,7 +30,7 @@ def judged_name(best: str, of: str | None, values: Collection[str]) -> str:
         raise LoopError(f"eval best {best!r}: must be max or min")
     if not values:
         raise LoopError(
-            f"eval best={best!r}: give the value to judge as well, such as accuracy=0.9"
+            f"eval best={best!r}: also give the value to judge by, such as accuracy=0.9"
         )
     names = ", ".join(values)
     if of is not None and of not in values:
@@ -38,7 +38,7 @@ def judged_name(best: str, of: str | None, values: Collection[str]) -> str:
     if of is None and len(values) > 1:
         first = next(iter(values))
         raise LoopError(
-            f"eval best={best!r}: there are several values, {names}; say which one is judged, such "
+            f"eval best={best!r}: there are several values, {names}; say which one decides, such "
             f"as of={first!r}"
         )
     return next(iter(values)) if of is None else of
@@ -74,7 +74,7 @@ class History:
         for name in values:
             if name in row and name != "step":
                 raise LoopError(
-                    f"eval {name}: step {step} has a value of this name already; evaluate once a "
+                    f"eval {name}: step {step} already has a value of this name; evaluate once a "
                     "step, or give the second value another name"
                 )
         row.update(cells)

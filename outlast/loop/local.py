@@ -172,7 +172,7 @@ def finished_result(run: str | Path) -> Path:
     except ValueError as error:
         raise LoopError(f"run-dir {run}: its result is damaged: {folder}/{error}") from None
     if digest not in (None, found.digest):
-        raise LoopError(f"run-dir {run}: its result is damaged: {folder} holds another one")
+        raise LoopError(f"run-dir {run}: its result is damaged: {folder} contains another one")
     return folder
 
 
@@ -188,7 +188,7 @@ def _end_of(run_dir: Path, named: str) -> tuple[str, str]:
     if state != exits.State.DONE or not result:
         raise LoopError(
             f"{named}: the run there is {str(state)[:20]} and has no result; "
-            "the training command goes on with it"
+            "the training command continues it"
         )
     try:
         path, digest = str(result["path"]), DIGEST.check(result["digest"], "end.result.digest")
@@ -264,7 +264,7 @@ class LocalSupervisor:
                 waited_sec += 0.02
                 if waited_sec >= timeout_sec:
                     raise SupervisorLost(
-                        f"the supervisor does not listen after {timeout_sec:.0f} s"
+                        f"the supervisor did not start to listen in {timeout_sec:.0f} s"
                     ) from None
                 continue
             lost = SupervisorLost(f"the supervisor ended with exit code {code} before it listened")
@@ -305,8 +305,8 @@ def check_end(code: int | None) -> None:
     ``code`` than 0."""
     if code != exits.DONE:
         lost = SupervisorLost(
-            "the training is complete, but its result is not if it should be (the supervisor "
-            f"ended with exit code {code}, and says above why); the same command tries again"
+            "the training is complete, but its result was not kept (the supervisor "
+            f"ended with exit code {code}; its message is above); the same command tries again"
         )
         lost.exit = code
         raise lost

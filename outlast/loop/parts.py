@@ -96,18 +96,18 @@ def _check(program: Program, part: str, options: local.Options) -> None:
         )
     if program.unfinished not in (None, part):
         raise LoopError(
-            f"part {part!r}: part {program.unfinished!r} was left before it was done, and a part "
-            "begins once the one before it is done; let the error end the program"
+            f"part {part!r}: part {program.unfinished!r} ended before it was done, and a part "
+            "can begin when the one before it is done; let the error end the program"
         )
     if part in program.names and not local.in_notebook():
         raise NotHere(
-            f"part {part!r}: this program has begun a part of that name already; give each of its "
+            f"part {part!r}: this program has already begun a part of that name; give each of its "
             "trainings its own name"
         )
     if options.model_output_path != program.model_output_path:
         raise LoopError(
             f"model_output_path {options.model_output_path!r}: was {program.model_output_path!r} "
-            "for the run's first part; it is the whole run's"
+            "for the run's first part; it applies to the whole run"
         )
 
 
@@ -149,7 +149,7 @@ def _finish(program: Program, code: int | None) -> int:
     else:
         left, what, codes = program.refused, "was refused", {exits.DONE, None}
     if left is not None and code in codes:
-        say(f"the run is not done, as its part {left!r} {what}; the same command continues it")
+        say(f"the run is not done, because its part {left!r} {what}; the same command continues it")
         return 1
     channel, supervisor = program.channel, program.supervisor
     if channel is None or supervisor is None:
@@ -157,21 +157,22 @@ def _finish(program: Program, code: int | None) -> int:
     program.channel = program.supervisor = None
     if code != exits.DONE:
         channel.close()
-        how = "did not come to its end, and did not call sys.exit(0)"
+        how = "did not reach its end, and did not call sys.exit(0)"
         how = how if code is None else f"ended with exit code {code}"
-        say(f"the run stays open, as its program {how}; the same command continues it")
+        say(f"the run stays open, because its program {how}; the same command continues it")
         supervisor.wait(ENDED_SEC)
         return exits.DONE
     try:
         channel.send(Exit(exits.DONE))
         if ended := supervisor.wait_for_commit(lambda: False):
             say(
-                f"the run is not done: its supervisor ended with exit code {ended}, and says above "
-                "why; the same command tries again"
+                f"the run is not done: its supervisor ended with exit code {ended}, and its"
+                " message "
+                "is above; the same command tries again"
             )
         return ended or exits.DONE
     except KeyboardInterrupt:
-        say("left before the run's result was kept; the same command finishes it")
+        say("ended before the run's result was kept; the same command finishes it")
         return exits.INTERRUPTED
     except Closed:
         say(

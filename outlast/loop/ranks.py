@@ -161,7 +161,7 @@ class _Link:
         except TimeoutError:
             raise RankLost(f"{self.name} said nothing for {timeout_sec:.0f} s") from None
         except (OSError, ValueError, struct.error) as error:
-            raise RankLost(f"{self.name} has gone ({error})") from None
+            raise RankLost(f"{self.name} has ended ({error})") from None
         if kind == FAILED:
             raise RankLost(f"{self.name} has failed: {body}")
         return RankMessage(kind, step, body)
@@ -193,7 +193,7 @@ class _Link:
                 break
             data += more
         if len(data) < size:
-            raise OSError("its process has ended, or its training has")
+            raise OSError("its process or its training has ended")
         return data
 
 
@@ -234,12 +234,12 @@ class _Watch:
                 if number in names and event & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
                     gone = names[number]
             if self._launcher is not None and os.getppid() != self._launcher:
-                self._leave("the process that started the ranks (torchrun) has gone")
+                self._leave("the process that started the ranks (torchrun) has ended")
         if gone is None or self._over.wait(NOTICE_SEC if not self.noticed.is_set() else 0.0):
             return
         if self.noticed.is_set() and self._over.wait(LEAVE_SEC):
             return
-        self._leave(f"{gone} has gone, and this rank hangs in something that waits for it")
+        self._leave(f"{gone} has ended, and this rank hangs in a call that waits for it")
 
     def _leave(self, why: str) -> None:
         if self._over.is_set():
@@ -334,7 +334,7 @@ class Leader(_Party):
             if channel is None:
                 names = ", ".join(map(str, sorted(missing)))
                 raise LoopError(
-                    f"rank {names} of {self._world.size}: did not come to outlast.train within "
+                    f"rank {names} of {self._world.size}: did not reach outlast.train within "
                     f"{GATHER_SEC:.0f} s; every rank must call it"
                 )
             self._welcome(_Link(channel.detach(), "a rank"), missing, call)
@@ -361,7 +361,7 @@ class Leader(_Party):
                 if body.get(name) != value:
                     raise LoopError(
                         f"{name}: is {body.get(name)} in rank {rank} and {value} in rank 0; all "
-                        "ranks must call outlast.train alike"
+                        "ranks must call outlast.train in the same way"
                     )
         if problem is not None:
             with contextlib.suppress(OSError):
@@ -472,7 +472,7 @@ class Member(_Party):
                 if time.monotonic() < deadline:
                     continue
                 raise LoopError(
-                    f"rank 0 did not come to outlast.train within {GATHER_SEC:.0f} s; every rank "
+                    f"rank 0 did not reach outlast.train within {GATHER_SEC:.0f} s; every rank "
                     "must call it"
                 ) from None
             link = _Link(channel.detach(), "rank 0")
@@ -581,7 +581,7 @@ def check_parts(folder: Path, size: int, rank_state: bool) -> None:
     if found and found != size:
         raise DoesNotFit(
             f"rank_state: the checkpoint is of {found} ranks and this training has {size}; "
-            f"go on with {found} processes, or begin a new run"
+            f"continue with {found} processes, or start a new run"
         )
 
 

@@ -156,7 +156,7 @@ class BatchSampler:
                 )
         if self._begun and values["position"] != self._position:
             raise DoesNotFit(
-                "BatchSampler was iterated before the restore: begin in the body of outlast.train"
+                "BatchSampler was iterated before the restore: start in the body of outlast.train"
             )
         self._position = values["position"]
         self._taken.take_note(values.get("taken", []))

@@ -99,7 +99,7 @@ class Session:
             if not told and WELCOME_SEC - left >= WELCOME_SAID_SEC:
                 told = True
                 say(
-                    "waiting until the run is opened: a large checkpoint takes its time, and "
+                    "waiting until the run is opened: a large checkpoint takes time, and "
                     "storage may not answer yet"
                 )
             if stopped():
@@ -239,7 +239,7 @@ class Session:
         try:
             self._channel.send(Error(message[:10_000], kind, last))
         except Closed:
-            say(f"the supervisor has gone too; {message}")
+            say(f"the supervisor has ended too; {message}")
 
     def close(self) -> None:
         """Hang up. In a forked child only this process's end: the parent's stays open."""
@@ -251,7 +251,9 @@ class Session:
             if self._answer is not None:
                 answer, self._answer = self._answer, None
                 if answer.id != identifier:
-                    raise LoopError(f"the supervisor answered {answer.id}, asked was {identifier}")
+                    raise LoopError(
+                        f"the supervisor answered {answer.id}, but the request was {identifier}"
+                    )
                 return answer
             message = self._receive(left)
             if message is not None:
@@ -282,15 +284,16 @@ class Session:
             case _:
                 raise LoopError(
                     f"the supervisor sent {type(message).__name__.lower()}, which a trainer "
-                    "does not take; use the same version of outlast on both sides"
+                    "does not accept; use the same version of outlast on both sides"
                 )
 
     def check_process(self) -> None:
         """NotHere in a forked child of the trainer."""
         if os.getpid() != self._own:
             raise NotHere(
-                "this process was forked from the one that called outlast.train, which alone makes "
-                "the steps; end the child with os._exit, or use multiprocessing"
+                "this process was forked from the one that called outlast.train, and only that one"
+                " makes "
+                "steps; end the child with os._exit, or use multiprocessing"
             )
 
     def _receive(self, timeout_sec: float | None) -> Message | None:
@@ -299,7 +302,7 @@ class Session:
             return self._channel.receive(timeout_sec)
         except Closed:
             raise SupervisorLost(
-                "the supervisor has gone; what was committed is safe, start the same run again"
+                "the supervisor has ended; committed checkpoints are safe, start the same run again"
             ) from None
         except ProtocolError as error:
             raise LoopError(f"the supervisor cannot be understood: {error}") from None
@@ -313,4 +316,4 @@ class Session:
             pass  # it may have said why before it went
         while (last := self._receive(0)) is not None:
             self._take(last)
-        raise SupervisorLost("the supervisor has gone")
+        raise SupervisorLost("the supervisor has ended")

@@ -82,7 +82,7 @@ class Interrupts(Signals):
             self.impatient = True
             raise SystemExit(exits.INTERRUPTED)
         self.requested = True
-        say(f"{self.what}; Ctrl-C again leaves at once, without what is not saved yet")
+        say(f"{self.what}; Ctrl-C again leaves at once, without unsaved work")
 
 
 class Supervised(Signals):

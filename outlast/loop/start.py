@@ -27,9 +27,9 @@ class Start:
 
 def too_late(path: str, kind: str, remedy: str) -> str:
     """The sentence about an object that a resumed program could not rebuild."""
-    instead = "make it before outlast.train, or keep what matters of it in a dict of numbers"
+    instead = "create it before outlast.train, or keep what matters of it in a dict of numbers"
     return (
-        f"{path} is {kind}, which was not there when training began: a resumed run could not "
+        f"{path} is {kind}, which did not exist when training began: a resumed run could not "
         f"rebuild it; {remedy} {instead}, strings and arrays".replace("  ", " ")
     )
 
@@ -38,7 +38,7 @@ def changed(path: str, kind: str, before: set[str]) -> str:
     """The sentence about an object that has become another kind than the program starts with."""
     return (
         f"{path} is {kind}, and was {' and '.join(sorted(before))} when training began: a resumed "
-        "run could not restore it; make it in its final form before outlast.train"
+        "run could not restore it; create it in its final form before outlast.train"
     )
 
 

@@ -118,8 +118,8 @@ def restore_all(state: Mapping[str, object], found: Mapping[str, Node], blobs: B
     """Put every node into the object of its name; DoesNotFit if the names differ."""
     if missing := sorted(set(found) - set(state)):
         raise DoesNotFit(
-            f"state: the checkpoint holds {_few(missing)}, which this program's state does "
-            "not have; a changed program is a new run"
+            f"state: the checkpoint holds {_few(missing)}, which this program's state "
+            "lacks; a changed program is a new run"
         )
     if missing := sorted(set(state) - set(found)):
         raise DoesNotFit(
@@ -165,7 +165,7 @@ def restore_named(
         if restore(target, node, path, blobs) is not target:
             raise DoesNotFit(
                 f"{path} is {kind_of(target)}: the checkpoint holds something else, or one object "
-                "under several names that are several objects here, or the other way round"
+                "under several names that are several objects here, or vice versa"
             )
 
 
@@ -218,7 +218,9 @@ def _capture_once(value: object, path: str, blobs: Blobs) -> Node:
     me = id(value)
     if me in blobs.seen:
         if me in blobs.open:
-            raise StateError(f"{path} is {blobs.seen[me]} again, which contains it; cut the circle")
+            raise StateError(
+                f"{path} is {blobs.seen[me]} again, which contains it; break the cycle"
+            )
         blobs.meet_again(value, path)
         return {"$same": blobs.seen[me]}
     blobs.seen[me] = path
@@ -294,7 +296,8 @@ def refuse_empty(value: object, inner: Any, path: str, blobs: Blobs) -> None:
     if inner is not None and any(item is inner for item in classes.attributes(value).values()):
         return
     raise StateError(
-        f"{path} is {kind_of(value)}, whose state_dict() is empty: nothing of it would be saved; "
+        f"{path} is {kind_of(value)}, whose state_dict() is empty, so nothing of it would be"
+        " saved; "
         "have state_dict() give all that training changes in it, or leave it out of the state if "
         "that is nothing"
     )
@@ -348,7 +351,7 @@ def _is_value(node: Node) -> bool:
 def _capture_random(value: Any, path: str, blobs: Blobs) -> Node:
     if isinstance(value, random.SystemRandom):
         raise StateError(
-            f"{path} is a SystemRandom, which takes its numbers from the system and cannot "
+            f"{path} is a SystemRandom, which gets its numbers from the system and cannot "
             "repeat them; use random.Random(seed)"
         )
     if value is not random and type(value) is not random.Random:

@@ -59,8 +59,8 @@ class Taken:
         if self._later < 0 and not self._uneven:
             raise DoesNotFit(
                 f"{place}: the steps before this checkpoint took different numbers of batches; "
-                f"{UNEVEN}, and the run resumes from here; if your program reads ahead, what it "
-                f"had read is lost: {REMEDY}, and start from scratch, in another run"
+                f"{UNEVEN}, and the run resumes from here; if your program reads ahead, the "
+                f"batches that it had read are lost: {REMEDY}, and start over in another run"
             )
         self._resumed, self._thread = resumed, threading.get_ident()
         self._elsewhere = self._said = False
@@ -82,8 +82,7 @@ class Taken:
         ``epoch_ends``: the step may have taken fewer batches than others."""
         if self._elsewhere:
             raise LoopError(
-                f"{place}: a thread besides that of the loop took batches, ahead of the steps; "
-                f"{REMEDY}"
+                f"{place}: a thread other than the loop's took batches ahead of the steps; {REMEDY}"
             )
         now, self._now = self._now, 0
         self._steps += 1
@@ -103,7 +102,8 @@ class Taken:
         if self._resumed:
             raise DoesNotFit(
                 f"{place}: {numbers}, after a resume; {UNEVEN}, and the run resumes; if your "
-                f"program reads ahead, what it had read before the interruption is lost: {REMEDY}, "
+                "program reads ahead, the batches that it had read before the interruption are"
+                f" lost: {REMEDY}, "
                 "and start from scratch, in another run"
             )
         if not self._said:

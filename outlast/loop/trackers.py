@@ -110,7 +110,7 @@ class Tracker:
         self._thread.join(CLOSE_SEC)
         left = self._rows.qsize()
         if self._thread.is_alive():
-            _say(f"tracker {self._name}: does not answer; training ends without it")
+            _say(f"tracker {self._name}: does not answer; the training ends without it")
         if self._dropped + left:
             _say(
                 f"tracker {self._name}: {self._dropped + left} rows are missing there; the run's "
@@ -121,7 +121,7 @@ class Tracker:
         self._dropped += rows
         if not self._said_slow:
             self._said_slow = True
-            _say(f"tracker {self._name}: too slow, rows are dropped there; training goes on")
+            _say(f"tracker {self._name}: too slow, rows are dropped there; training continues")
 
     def _run(self) -> None:
         sender, last_step, waits = None, 0, _waits()
@@ -131,7 +131,7 @@ class Tracker:
                 last_step = sender.last_step()
             except (Exception, SystemExit) as error:  # a foreign package may raise anything
                 sender = None
-                self._troubles.say(error, "training goes on")
+                self._troubles.say(error, "training continues")
                 if self._closing.wait(next(waits)):
                     return
         while rows := self._batch():
@@ -152,7 +152,7 @@ class Tracker:
                 sender.send(rows)
                 break
             except (Exception, SystemExit) as error:
-                self._troubles.say(error, "training goes on")
+                self._troubles.say(error, "training continues")
                 if self._closing.wait(next(waits)):
                     return False
         return True

@@ -114,7 +114,7 @@ class Training:
     def _make_steps(self) -> Iterator[int]:
         progress = self._progress
         if progress.started:
-            raise LoopError("run.steps() was used already; a run has one loop")
+            raise LoopError("run.steps() was already used; a run has one loop")
         progress.started = True
         try:
             self._watchers.begin_loop(resumed=progress.step > 0)
@@ -197,7 +197,7 @@ class Training:
             raise LoopError(f"result {name!r}: write results after the loop of run.steps()")
         check_object_name(name)
         if name == METRICS_FILE:
-            raise LoopError(f"result {name!r}: is written from the values given to run.eval")
+            raise LoopError(f"result {name!r}: is written automatically from run.eval")
         path = self._side.result_folder() / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path

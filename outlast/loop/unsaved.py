@@ -30,7 +30,7 @@ WALKS = 4
 
 
 _REMEDIES = {
-    omissions.LEFT_OUT: "have state_dict() give it and load_state_dict() put it back",
+    omissions.LEFT_OUT: "make state_dict() return it and load_state_dict() restore it",
     omissions.LOOSE: "keep it in a number or a dict of the module's own",
 }
 
@@ -126,10 +126,10 @@ class Objects:
             if is_declared(place, self._constant):
                 continue
             raise DoesNotFit(
-                f"the {step} steps before this checkpoint changed {place}, {kind}, and it was not "
-                "saved, so that a resume would start with another one; if the result does not "
+                f"the {step} steps before this checkpoint changed {place}, {kind}, which was not "
+                "saved, so a resume would start with another one; if the result does not "
                 f"depend on it, declare it with outlast.train(..., constant=[{place!r}]), and the "
-                "run resumes from here; if it does, have it saved and start from scratch"
+                "run resumes from here; if it does, save it and start from scratch"
             )
         self._found = dict(note)
 
@@ -151,7 +151,7 @@ class Objects:
         unsaved = self._decide(changed, saved)
         self._found |= {thing.place: thing.kind for thing in unsaved}
         return [
-            f"the steps change {thing.place}, {thing.kind}, which the state does not have: after a "
+            f"the steps change {thing.place}, {thing.kind}, which the state lacks: after a "
             f"preemption it would be another one; add it, as in state[{_short(thing.place)!r}] = "
             f"{thing.place}; if the result does not depend on it, declare "
             f"constant=[{thing.place!r}]: a resume is refused until then"

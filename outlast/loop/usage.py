@@ -16,7 +16,7 @@ from typing import Any
 
 REBOUND = "your program has bound the name to another object"
 UNREACHABLE = "your program holds no reference to it"
-MOVED = "your program's variable of that name goes on without it"
+MOVED = "your program's variable of that name no longer refers to it"
 
 _NUMBERS_SEEN = 3
 """Different numbers that a variable has had: one that counts on, not one that was set once."""

@@ -52,7 +52,8 @@ def check(
     if found is not None:
         raise DoesNotFit(
             f"{found} is not what the checkpoint of step {saved.step} holds, after it was "
-            "restored; make its load_state_dict put back all that its state_dict gives, or keep "
+            "restored; make its load_state_dict restore everything that its state_dict returns, or"
+            " keep "
             "what it consists of in the state; the checkpoint stays as it is"
         )
 
@@ -78,7 +79,7 @@ def prove(
     if found is not None:
         raise StateError(
             f"{found} is not the same after it was saved and restored; "
-            "make its load_state_dict put back all that its state_dict gives"
+            "make its load_state_dict restore everything that its state_dict returns"
         )
 
 

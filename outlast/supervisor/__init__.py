@@ -1,1 +1,1 @@
-"""The supervisor: everything on the VM but the training."""
+"""The supervisor: everything on the VM except the training."""

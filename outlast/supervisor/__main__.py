@@ -6,9 +6,9 @@
                                                               folder or a bucket
     python -m outlast.supervisor fetch URL --into DIR      a result, or data, as a local path
 
-Exit codes are those of outlast/base/exits.py: 0 the run has ended or this machine has no part in it
-any more, 64 bad usage, 75 another machine is to go on, 76 fenced; 1 for a setup that failed and,
-in a folder, for a run that failed.
+Exit codes are those of outlast/base/exits.py: 0 the run has ended or no longer needs this machine,
+64 bad usage, 75 another machine must continue, 76 fenced; 1 for a setup that failed and, in a
+folder, for a run that failed.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
         "--checkpoint-every", default="auto", help="auto, 30s or steps; default %(default)s"
     )
     folder.add_argument("--init", default="", help="another run's checkpoint to begin with")
-    folder.add_argument("--model-output-path", default="", help="where the result goes besides")
+    folder.add_argument("--model-output-path", default="", help="where to copy the result")
     fetch = entries.add_parser("fetch", help="get a finished run's result, or data")
     fetch.add_argument("url", help="a run's folder, gs://BUCKET/experiments/NAME/RUN, or data")
     fetch.add_argument("--into", type=Path, required=True, help="cache folder; prints the path in")
@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one entry in a separate thread: the main thread is left to signal handlers."""
+    """Runs one entry in a separate thread, so that the main thread is free for signal handlers."""
     fill_streams()
     try:
         options = parser().parse_args(argv)
@@ -77,8 +77,8 @@ def main(argv: Sequence[str]) -> int:
         return exits.USAGE if error.code else exits.DONE
     if options.entry == "fetch":
         return fetching.main(options.url, options.kind, options.into, as_json=options.json)
-    # Any thread may be the one that a signal interrupts, but only the main thread runs handlers:
-    # it waits on a descriptor that a signal in whatever thread makes readable.
+    # A signal may interrupt any thread, but only the main thread runs handlers: it waits on a
+    # descriptor that a signal in any thread makes readable.
     wakes, wake = socket.socketpair()
     wake.setblocking(False)
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
@@ -98,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
             write_stderr(crash_report(error))
         finally:
             ended.set()
-            with contextlib.suppress(BlockingIOError):  # full of signals is readable, too
+            with contextlib.suppress(BlockingIOError):  # A full descriptor is readable, too.
                 wake.send(b"\0")
 
     threading.Thread(target=live, name="supervisor").start()
@@ -108,7 +108,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process now: threads that wait for a store or a metadata server must not keep it."""
+    """Ends the process now: threads that wait for a store or a metadata server must not delay
+    it.
+    """
     flush_streams()
     os._exit(code)
 

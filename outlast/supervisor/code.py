@@ -1,8 +1,8 @@
-"""What is trained, made ready before the trainer starts: the folder of its code, fetched from git
-where the settings say so, and the environment of its packages.
+"""Prepares the code before the trainer starts: its folder, fetched from git if the settings say so,
+and the environment with its packages.
 
     CodeRefused      the same try fails again, on every machine; one sentence for people
-    CodeUnavailable  another time, or another machine, may do
+    CodeUnavailable a later try or another machine may succeed
 """
 
 import logging
@@ -21,47 +21,50 @@ _log = logging.getLogger(__name__)
 
 
 SOURCE = "source"
-"""In the bundle: the run's own files."""
+"""Folder of the bundle with the run's own files."""
 PACKAGE = "package"
-"""In the bundle: a project whose packages are needed."""
+"""Folder of the bundle with a project whose packages are needed."""
 REQUIREMENTS = "requirements/user.txt"
-"""In the bundle: what the trainer needs."""
+"""File of the bundle with the trainer's requirements."""
 
 
 class CodeRefused(Exception):
-    """The run cannot have its code as the settings name it."""
+    """The code that the settings name cannot be used."""
 
 
 class CodeUnavailable(Exception):
-    """The code could not be had here and now."""
+    """The code is not available here and now."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """What a trainer or a command is started from."""
+    """What a trainer or command is started from."""
 
     source: Path | None = None
-    """Its own files; None if it is one of the bundle's trainers, or a command of the image."""
+    """Folder with its own files; None for one of the bundle's trainers or a command in the
+    image.
+    """
     folder: str = ""
-    """Below `source`, where it works."""
+    """The working folder, below `source`."""
     programs: Path | None = None
     """Programs of the code's environment."""
 
 
 @dataclass(frozen=True)
 class CodeSetup:
-    """Where code is made ready on this machine."""
+    """Folders for preparing code on this machine."""
 
     bundle: Path
     home: Path
-    """Kept between boots; what lies in it is whole."""
+    """Kept between boots; everything in it is complete."""
     secrets: TrainerSecrets
     builder: Builder
     patience: Patience
 
     def prepare(self, git: Git | None) -> Code:
-        """Everything there, whole. Raises CodeRefused and CodeUnavailable, and what `clock.sleep`
-        raises on a machine that stops."""
+        """Prepares everything. Raises CodeRefused and CodeUnavailable, and what `clock.sleep`
+        raises on a stopping machine.
+        """
         try:
             self.secrets.load()
             if git is None:
@@ -77,7 +80,7 @@ class CodeSetup:
         except (GitRefused, EnvironmentRefused, SecretRefused) as error:
             raise CodeRefused(str(error)) from None
         except (EnvironmentUnreachable, SecretUnavailable, subprocesses.Stuck, OSError) as error:
-            # Not a second wait for what is stuck: half an hour is lost already.
+            # No second wait for a stuck process: half an hour is already lost.
             raise CodeUnavailable(str(error)) from None
         return Code(code.source, code.folder, programs)
 

@@ -1,7 +1,7 @@
-"""Whether the machine's GPUs answer, before anything is trained on them.
+"""Checks that the machine's GPUs answer before training.
 
-An image may install its driver at the first boots, so the driver is waited for; one that does not
-come is the machine's failure and never the user's.
+An image may install its driver at the first boots, so this waits for the driver. A missing driver
+is the machine's failure, never the user's.
 """
 
 import logging
@@ -12,7 +12,7 @@ from collections.abc import Callable
 _log = logging.getLogger(__name__)
 
 ASK_SEC = 60.0
-"""`nvidia-smi` of a GPU that has fallen off its bus takes long to say so."""
+"""`nvidia-smi` takes long to answer if a GPU has fallen off its bus."""
 AGAIN_SEC = 5.0
 
 Sleep = Callable[[float], object]
@@ -25,7 +25,7 @@ def wait_for_gpus(
     sleep: Sleep = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> str:
-    """Empty once so many GPUs have answered; what is wrong if they did not within the limit."""
+    """Waits until `count` GPUs answer. Returns an empty text, or what is wrong after the limit."""
     end = clock() + limit_sec
     said = ""
     while True:
@@ -42,7 +42,7 @@ def wait_for_gpus(
 
 
 def _missing(count: int) -> str:
-    """What keeps the GPUs from being used; empty for nothing."""
+    """What keeps the GPUs from being used; empty if nothing does."""
     try:
         asked = subprocess.run(
             ["nvidia-smi", "--list-gpus"],

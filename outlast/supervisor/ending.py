@@ -1,4 +1,4 @@
-"""The end of an attempt: what an error means for it, and its record."""
+"""The end of an attempt: the meaning of an error, and the end record."""
 
 import contextlib
 import logging
@@ -34,11 +34,12 @@ from outlast.supervisor.site import Next, Outcome, Site
 _log = logging.getLogger(__name__)
 
 END_RECORD_SEC = 10.0
-"""The record of an end is tried for so long where a person waits, where the store was given up
-already, or where a higher term holds the run."""
+"""Seconds to retry the end record if a person waits, the store was already given up, or a higher
+term holds the run.
+"""
 
 ENDING_ERRORS = (HeadError, RestoreError, StoreError, OSError, Interrupted)
-"""What HEAD, the store, the disk and a notice raise: each has its outcome."""
+"""Errors of HEAD, the store, the disk and a notice, each of which has an outcome."""
 
 
 class Ending:
@@ -57,8 +58,9 @@ class Ending:
     # -- what an error means ------------------------------------------------------------------
 
     def outcome_of(self, error: Exception, *, trained: bool) -> Outcome:
-        """The outcome of an attempt that one of ENDING_ERRORS ended; ``trained``: its trainer had
-        begun."""
+        """The outcome of an attempt that one of ENDING_ERRORS ended; ``trained``: whether its
+        trainer had started.
+        """
         match error:
             case Fenced():
                 return Outcome(Next.WATCH, Reason.FENCED, str(error))
@@ -78,7 +80,7 @@ class Ending:
             case OSError():
                 message = self._disk_message(error)
                 if error.errno in scratch_space.FULL and not trained:
-                    # No VM of this machine type has the room either: ten of these end the run.
+                    # No VM of this machine type has enough room: ten such ends end the run.
                     return Outcome(Next.STOP, Reason.RESTORE_ERROR, message)
                 return self._host_error(message, repeats=True)
             case Interrupted():
@@ -93,7 +95,7 @@ class Ending:
         return self._host_error(message, repeats=True)
 
     def _host_error(self, message: str, *, repeats: bool) -> Outcome:
-        """This machine cannot go on; another one may. One that is stopping has its own reason."""
+        """This machine cannot continue; another one may. A stopping machine has its own reason."""
         stopping = self._site.notices.stopping
         reason = Reason.HOST_ERROR if stopping is None else stopping.reason
         return Outcome(Next.STOP, reason, message, repeats=repeats and stopping is None)
@@ -116,15 +118,16 @@ class Ending:
     # -- the record ---------------------------------------------------------------------------
 
     def state(self, outcome: Outcome) -> State:
-        """The run's state after this attempt, as far as it is known."""
+        """The run's state after this attempt, as far as known."""
         if outcome.next is Next.LEAVE:
             with contextlib.suppress(HeadError, StoreError):
                 return self._head_file.fresh().read().head.state
         return State.OPEN
 
     def record(self, end: AttemptEnd, outcome: Outcome) -> None:
-        """Write the record of the end, with the store's time, and tell the webhook. The record has
-        a name that no other attempt writes, so it harms nothing even when fenced."""
+        """Writes the end record, with the store's time, and calls the webhook. No other attempt
+        writes a record of this name, so it is harmless even when fenced.
+        """
         store, layout = self._head_file.store, self._head_file.layout
         patience = self._patience(outcome)
         mask = self._site.mask.text
@@ -148,7 +151,7 @@ class Ending:
         )
 
     def _patience(self, outcome: Outcome) -> Patience:
-        """A stopping machine has until its end, at most."""
+        """A stopping machine has at most until its end."""
         patience, stopping = self._head_file.patience.fresh(), self._site.notices.stopping
         if stopping is not None:
             return patience.within(max(0.0, stopping.until - time.monotonic()))
@@ -173,7 +176,7 @@ def _reason_of(error: HeadError) -> Reason:
 
 
 def ended_head(head: Head) -> str:
-    """One sentence for people about a run that has ended."""
+    """A sentence about a run that has ended."""
     end = head.end
     if end is None:
         return "the run is open"

@@ -1,13 +1,13 @@
-"""The trainer's own packages: wheels made once, kept in the bucket, installed offline ever after.
+"""The trainer's packages: wheels are built once, kept in the bucket, and later installed offline.
 
-What is needed is a requirements file, or a folder with a `requirements.txt`, a `pyproject.toml`, or
-both (`outlast.spec.project`). On the first VM pip makes a wheel of everything, kept under the
-experiment as one zip, `environments/<key>.zip`. The key is a digest of what was asked for and of
-the interpreter. A later boot installs those very files, without a resolver and without a network.
-A project's own wheel has its own key, so that a changed line of code fetches no dependency.
+The input is a requirements file, or a folder with a `requirements.txt`, a `pyproject.toml`, or both
+(`outlast.spec.project`). On the first VM, pip builds wheels of everything, which are kept under the
+experiment as one zip, `environments/<key>.zip`. The key is a digest of the requirements and the
+interpreter. Later boots install those files, without a resolver and without a network. A project's
+own wheel has its own key, so that a changed line of code fetches no dependency.
 
-Commits that are named as git+https://… are fetched here, since an image has no git. An index in
-Artifact Registry is read with the VM's own token. What pip writes on the way is on the boot disk.
+Commits that are named as git+https://… are fetched here, because an image may have no git. An index
+in Artifact Registry is read with the VM's own token. pip's temporary files are on the boot disk.
 
     EnvironmentRefused     the same try fails again: no such package, bad hashes; one sentence
     EnvironmentUnreachable the index did not answer
@@ -189,7 +189,7 @@ class Builder:
         if not wheels:
             raise EnvironmentRefused(
                 "requirements: no package is for this machine, by the conditions after the"
-                " semicolons; correct them, or leave outlast:requirements out"
+                " semicolons; correct them, or leave out outlast:requirements"
             )
         _log.info(f"environment: installing {len(wheels)} wheels offline")
         install = ["install", "--isolated", "--no-index", "--no-deps", "--no-compile"]
@@ -228,14 +228,14 @@ class Builder:
         if folder.is_dir():
             if self._is_allowed(layer, _wheels_in(folder)):
                 return _wheels_in(folder)
-            _log.info(f"environment: the {layer.name} on this machine's disk are others; dropped")
+            _log.info(f"environment: the {layer.name} on this machine's disk differ; deleted")
             shutil.rmtree(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder.parent) as scratch:
             made = Path(scratch) / "wheels"
             made.mkdir()
             if not self._fetch_allowed(layer, Path(scratch), made):
-                _log.info(f"environment: making wheels of the {layer.name}")
+                _log.info(f"environment: building wheels of the {layer.name}")
                 self._make(layer, made, venv, code)
                 if not _is_hashed(layer) and not self._is_allowed(layer, _wheels_in(made)):
                     self._refuse(layer, "the index")
@@ -278,7 +278,8 @@ class Builder:
         known = self.recorded.digest(layer.key) or "none"
         raise EnvironmentRefused(
             f"environment {self._name(layer)}: {where} has other wheels of the {layer.name} than"
-            f" this run began with (recorded in HEAD: {known[:16]}); put the object back, or begin"
+            f" this run started with (recorded in HEAD: {known[:16]}); put the object back, or"
+            " start"
             " another run with outlast:rerun"
         )
 
@@ -310,7 +311,7 @@ class Builder:
                 if not kept_wheels.NAME.fullmatch(name):
                     raise EnvironmentRefused(
                         f"environment {self._name(layer)}: holds {name!r}, and may hold wheels"
-                        " only; delete the object, and the next boot makes it again"
+                        " only; delete the object, and the next boot builds it again"
                     )
             # Wheels are stored as they are: what claims to be larger unpacked would fill the disk.
             size = sum(member.file_size for member in archive.infolist())
@@ -325,15 +326,15 @@ class Builder:
     def _drop_bad(self, layer: Layer, kept: Object, error: Exception) -> None:
         """What is kept is not a zip: every boot would meet it, so it makes room for a good one."""
         name = self._name(layer)
-        _log.info(f"environment {name}: is not a whole zip file ({error}); making it again")
+        _log.info(f"environment {name}: is not a complete zip file ({error}); building it again")
         try:
             self.patience(lambda: self.store.delete(name, generation=kept.generation))
         except (NotFound, PreconditionFailed):
             pass  # another machine was first
         except StoreError as refused:
             raise EnvironmentRefused(
-                f"environment {name}: is not a whole zip file and could not be deleted"
-                f" ({refused}); delete the object, and the next boot makes it again"
+                f"environment {name}: is not a complete zip file and could not be deleted"
+                f" ({refused}); delete the object, and the next boot builds it again"
             ) from None
 
     def _make(self, layer: Layer, into: Path, venv: Path, code: Git | None) -> None:
@@ -465,7 +466,7 @@ class Builder:
             made.mkdir()
             self._fetch_allowed(layer, scratch, made)
         except StoreError as error:
-            _log.info(f"environment {name}: was not kept ({error}); the next boot makes it again")
+            _log.info(f"environment {name}: was not kept ({error}); the next boot builds it again")
 
     def _run(
         self,

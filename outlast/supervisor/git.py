@@ -5,10 +5,10 @@
 In a separate process, so that a stop ends it at once with its ssh, and the secret's memory with
 it.
 
-Fetched shallow: that commit and no other. Its name is the hash of all that it holds, computed here
-from the bytes that came, so what is there under it is what was asked for. Submodules are fetched
-alike, each at the commit that the one above names; they get the secret if they are on the same
-host. Files that Git LFS keeps elsewhere are not fetched; the error names them.
+The fetch is shallow: only that commit. Its name is the hash of its content, computed here from the
+received bytes, so it is certainly the requested content. Submodules are fetched in the same way,
+each at the commit that its parent names; they get the secret if they are on the same host. Files in
+Git LFS are not fetched; the error names them.
 """
 
 import base64
@@ -34,9 +34,9 @@ LFS_POINTER_BYTES = 1024
 
 
 def fetch(git: Git, secret: bytes | None, into: Path, *, pause: Callable[[float], None]) -> None:
-    """The files of the commit in the new folder `into`, there whole or not at all. What `pause`
-    raises while waiting ends it. Raises GitRefused, GitUnreachable, subprocesses.Stuck and
-    OSError."""
+    """Writes the commit's files into the new folder `into`, completely or not at all. An exception
+    from `pause` ends it. Raises GitRefused, GitUnreachable, subprocesses.Stuck and OSError.
+    """
     into.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".git-", dir=into.parent))
     order = {
@@ -91,7 +91,7 @@ def _fetch(git: Git, secret: bytes | None, scratch: Path) -> None:
         more = f" (and {len(pointers) - 1} more)" if pointers[1:] else ""
         raise GitRefused(
             f"gitCommit {git.commit}: {pointers[0].relative_to(files)}{more} is kept by Git LFS,"
-            " and only a pointer to it came; commit what it is, or put it into a bucket and name it"
+            " and only a pointer was fetched; commit the file, or put it into a bucket and name it"
             " in outlast:dataPaths, or set outlast:gitPath to a folder without"
         )
 
@@ -123,7 +123,9 @@ def _check_out(git: Git, secret: bytes | None, scratch: Path, files: Path, deep:
         modules = list(_submodules(git, store, commit.tree, files))
     for number, (path, module) in enumerate(modules):
         if deep == SUBMODULES_DEEP:
-            raise GitRefused(f"submodule {path}: lies {deep} submodules deep, which is too many")
+            raise GitRefused(
+                f"submodule {path}: is nested {deep} submodules deep, which is too many"
+            )
         try:
             shared = secret if module.secret else None
             _check_out(module, shared, scratch / str(number), files / path, deep + 1)
@@ -150,7 +152,7 @@ def _submodules(git: Git, store: Any, tree: Any, files: Path) -> Iterator[tuple[
     for raw, sha in iter_cached_submodules(store, tree):
         path = _place_of_submodule(raw, files)
         if path not in addresses:
-            raise GitRefused(f"submodule {path}: .gitmodules has no address of it; add it")
+            raise GitRefused(f"submodule {path}: has no address in .gitmodules; add it")
         yield path, _submodule(git, path, addresses[path], sha.decode())
 
 
@@ -163,7 +165,7 @@ def _place_of_submodule(raw: bytes, files: Path) -> str:
         raise GitRefused(f"submodule {raw[:200]!r}: has a bad path ({error}); rename it") from None
     parts = path.split("/")
     if any(part.lower() == ".git" for part in parts):
-        raise GitRefused(f"submodule {path!r}: lies in a .git folder; rename it")
+        raise GitRefused(f"submodule {path!r}: is in a .git folder; rename it")
     for end in range(1, len(parts) + 1):
         place = files.joinpath(*parts[:end])
         if place.is_symlink() or (place.exists() and not place.is_dir()):

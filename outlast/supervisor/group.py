@@ -1,11 +1,11 @@
-"""Membership of the managed instance group, and leaving it for good.
+"""Membership of the managed instance group, and leaving it.
 
-The group recreates every VM that vanishes, powered off or deleted; only ``deleteInstances`` on the
-group itself ends that. It takes names, and a recreated VM keeps its name, so a VM first looks for
-itself by instance id: one that is no longer a member must never call by name.
+The group recreates every VM that is powered off or deleted; only ``deleteInstances`` on the group
+itself ends that. The call takes names, and a recreated VM keeps its name, so a VM first looks for
+its own instance id: a VM that is no longer a member must never call it.
 
-There are three answers everywhere: yes, no, and *not known* (no answer, 401, 403, 429, 5xx),
-on which no code may act.
+Every question has three answers: yes, no, and *not known* (no answer, 401, 403, 429, 5xx), on which
+no code may act.
 """
 
 import json
@@ -36,7 +36,7 @@ Sleep = Callable[[float], object]
 
 @dataclass(frozen=True)
 class Member:
-    """This very VM is in its group."""
+    """This VM is in its group."""
 
     name: str
     zone: str
@@ -44,7 +44,7 @@ class Member:
 
 @dataclass(frozen=True)
 class NotMember:
-    """It is not, or there is no such group."""
+    """It is not a member, or the group does not exist."""
 
     why: str
 
@@ -58,27 +58,27 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Left:
-    """The group has let this VM go, or had before."""
+    """The group has released this VM, now or earlier."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The group said no; asking again may help once somebody has corrected the permissions."""
+    """The group refused; asking again may help after the permissions are corrected."""
 
     why: str
 
 
 class Membership(Protocol):
-    """What the supervisor needs to know of a group."""
+    """What the supervisor needs from a group."""
 
     def membership(self) -> Member | NotMember | Unknown:
         """Whether this machine is in its group now."""
         ...
 
     def leave(self) -> Left | Refused | Unknown:
-        """One try to leave the group."""
+        """Tries once to leave the group."""
         ...
 
     def may_leave(self) -> bool | Unknown:
@@ -87,7 +87,7 @@ class Membership(Protocol):
 
 
 class NoGroup:
-    """A machine that belongs to no group: a laptop, or a VM created by hand."""
+    """A machine without a group: a laptop, or a VM created by hand."""
 
     def membership(self) -> NotMember:
         return NotMember("no group created this machine")
@@ -138,7 +138,7 @@ class Group:
         return NotMember(f"group {self.name} has no instance {self._instance_id}")
 
     def leave(self) -> Left | Refused | Unknown:
-        """Look for oneself, delete oneself from the group, or else resize it to nothing.
+        """Looks for this VM in the group and deletes it from there, or else resizes the group to 0.
 
         To be called only if a successor of the same name would have to leave too: between the
         look and the call the group may have put one in this VM's place.
@@ -228,8 +228,8 @@ def leave_for_good(
     sleep: Sleep = time.sleep,
     stuck: Callable[[str], None] = _log.info,
 ) -> Left:
-    """Leave, however long it takes. Only after this may the VM power itself off: one that powers
-    off as a member is recreated for ever.
+    """Leaves the group, however long it takes. The VM may power off only afterwards: a member that
+    powers off is recreated forever.
 
     ``stuck`` gets the sentence about a missing permission."""
     waits = pauses(backoff_sec)

@@ -1,11 +1,11 @@
-"""Whether this VM makes progress: a separate process that answers the platform's health checks.
+"""Answers the platform's health checks in a separate process: whether this VM makes progress.
 
     python -I health.py ADDRESS PORT LIMIT_SEC SIGN
 
 200 while the last sign of progress, the file SIGN's age, is at most LIMIT_SEC; 503 above. The
 startup scripts start it before anything that takes long, and each part that makes progress touches
-the file: the scripts with each line they log, the supervisor with each step, tick and byte. How the
-training comes out does not matter here: a run that fails makes progress, too.
+the file: the scripts with each line they log, the supervisor with each step, tick and byte. The
+outcome of the training does not matter: a failing run makes progress, too.
 
 Standard library only and nothing of the bundle, so that any interpreter runs it.
 """
@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 TOUCH_SEC = 1.0
-"""Signs that follow faster are one sign."""
+"""Signs that follow faster count as one."""
 READ_TIMEOUT_SEC = 10.0
 
 
@@ -33,7 +33,7 @@ class Life:
         self._lock = threading.Lock()
 
     def sign(self) -> None:
-        """Something has gone on. Never fails: a full disk is not this one's to tell."""
+        """Records progress. Never fails: others report a full disk."""
         now = time.monotonic()
         with self._lock:
             if self._path is None or now - self._touched < TOUCH_SEC:
@@ -54,7 +54,7 @@ class Ages:
         self._lock = threading.Lock()
 
     def age_sec(self) -> float:
-        """Since the file was last seen to change."""
+        """Seconds since the file was last seen to change."""
         stamp, now = self._stamp(), time.monotonic()
         with self._lock:
             if stamp != self._seen:
@@ -62,7 +62,7 @@ class Ages:
             return now - self._at
 
     def watch(self) -> None:
-        """Looks often enough for an age to be right between two questions; never returns."""
+        """Checks often enough for the age to be right between two questions; never returns."""
         while True:
             self.age_sec()
             time.sleep(TOUCH_SEC)
@@ -93,7 +93,7 @@ def serve(address: str, port: int, limit_sec: float, path: Path) -> ThreadingHTT
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing: it is asked all day."""
+            """Logs nothing: health checks come all day."""
 
     server = ThreadingHTTPServer((address, port), Handler)
     server.daemon_threads = True
@@ -107,7 +107,7 @@ def main(argv: list[str]) -> int:
         return 64
     address, port, limit_sec, path = argv
     with contextlib.suppress(OSError):
-        os.nice(-5)  # a busy trainer must not make it late
+        os.nice(-5)  # A busy trainer must not delay it.
     serve(address, int(port), float(limit_sec), Path(path)).serve_forever()
     return 0
 

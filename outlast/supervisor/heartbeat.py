@@ -17,7 +17,7 @@ from outlast.supervisor.progress import Progress
 _log = logging.getLogger(__name__)
 
 LAST_WORDS_SEC = 5.0
-"""For the heartbeat that is under way when the sender is closed."""
+"""Seconds for the running heartbeat when the sender is closed."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class HeadChanged:
 
 @dataclass(frozen=True)
 class HeartbeatFailed:
-    """No heartbeat comes any more, and nothing looks at HEAD."""
+    """The heartbeats have stopped, and nothing reads HEAD any more."""
 
     error: Exception
 
@@ -78,7 +78,7 @@ class HeartbeatSender:
     def _run(self) -> None:
         while True:
             try:
-                # HEAD first: a fenced attempt sends no more heartbeats.
+                # HEAD is read first: a fenced attempt must not send heartbeats.
                 self._head_file.check(term=self._term)
                 self._send()
             except (HeadForbidden, StoreError, OSError) as error:

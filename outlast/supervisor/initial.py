@@ -1,8 +1,8 @@
-"""A run that begins with another run's state: the pinned checkpoint, copied before the first step.
+"""Starts a run from another run's state: copies the pinned checkpoint before the first step.
 
-It becomes the run's own checkpoint of step 0, tagged ``init``, and is committed like any other: so
-every attempt that finds no later one starts from the same bytes, whatever becomes of the other run,
-and nothing but HEAD says whether the copy was made.
+It becomes the run's own checkpoint of step 0, tagged ``init``, and is committed like any other. So
+every attempt without a later checkpoint starts from the same bytes, whatever happens to the other
+run, and HEAD alone says whether the copy was made.
 
     InitError   the checkpoint cannot be used; the message is one sentence for people
 """
@@ -29,7 +29,7 @@ from outlast.bucket.store import (
 from outlast.spec.pin import Pin
 
 TAG = "init"
-"""Tag of the checkpoint of step 0 that another run's state is."""
+"""Tag of the checkpoint of step 0 with another run's state."""
 
 
 class InitError(Exception):
@@ -63,7 +63,7 @@ def take_over(
         ) from None
     except NotFound as error:
         raise InitError(
-            f"init {pin.path}: is not a checkpoint any more ({error}); see what that run keeps "
+            f"init {pin.path}: is no longer a checkpoint ({error}); see what that run keeps "
             "with outlast checkpoints"
         ) from None
     except Damaged as error:
@@ -80,7 +80,7 @@ def _store_of(pin: Pin) -> tuple[Store, str]:
         bucket, _, prefix = pin.root.removeprefix("gs://").partition("/")
         return open_store(f"gs://{bucket}"), prefix
     if "://" in pin.root or not (Path(pin.root) / "HEAD").exists():
-        raise InitError(f"init {pin.path}: {pin.root or '.'} holds no run; look at the path again")
+        raise InitError(f"init {pin.path}: {pin.root or '.'} holds no run; check the path")
     try:
         return open_store(pin.root, reading=True), ""
     except (StoreError, OSError) as error:
@@ -103,7 +103,8 @@ def _read(
     digest = blake3(data).hexdigest()
     if digest != pin.digest:
         raise InitError(
-            f"init {pin.path}: BLAKE3 of its manifest is {digest}, pinned is {pin.digest}; pin the "
+            f"init {pin.path}: BLAKE3 of its manifest is {digest}, the pinned one is {pin.digest};"
+            " pin the "
             "checkpoint again with what outlast checkpoints prints"
         )
     checkpoint = Checkpoint(path, found.generation, digest, 1, 0, ())

@@ -1,4 +1,4 @@
-"""What the committing thread does for an attempt: commits, the result, and the run's end."""
+"""The jobs of the committing thread: commits, the result, and the run's end."""
 
 import contextlib
 import shutil
@@ -26,7 +26,7 @@ from outlast.supervisor.rooms import Rooms
 from outlast.supervisor.site import Next, Outcome
 
 ROWS_DROP_BYTES = 1 << 20
-"""Rows on this machine that are in the bucket take about as much room at most."""
+"""About the most disk space for rows that are already in the bucket."""
 
 
 def _is_no_result(name: str) -> bool:
@@ -35,14 +35,14 @@ def _is_no_result(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Made:
-    """A commit that was made."""
+    """A finished commit."""
 
     checkpoint: Checkpoint
     seconds: float
 
 
 class Jobs:
-    """The jobs of one attempt. Each can be done again after an error of the store."""
+    """The jobs of one attempt. Each can be repeated after an error of the store."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Jobs:
             return
         self._blocks_written = True
         head_file = self._head_file
-        with contextlib.suppress(StoreError):  # a later attempt does it
+        with contextlib.suppress(StoreError):  # A later attempt does it.
             blocks.write_missing(
                 head_file.store,
                 head_file.layout,
@@ -140,7 +140,7 @@ class Jobs:
             )
 
     def _drop_rows(self) -> None:
-        """Gives the room of rows back that are in the bucket: a run may log for weeks."""
+        """Frees the disk space of rows that are in the bucket: a run may log for weeks."""
         until = min(self._committer.rows_flushed, self._rows_needed())
         if until - self._rows_dropped >= ROWS_DROP_BYTES:
             with contextlib.suppress(OSError, NotPlain):
@@ -161,7 +161,7 @@ class Jobs:
         return Outcome(Next.LEAVE, Reason.DONE, f"done at step {complete.step}{why}")
 
     def finish_parts(self, parts: Sequence[Part]) -> Outcome:
-        """Every part is done, and so is the run."""
+        """Ends the run as done, because every part is."""
         done = self._committer.finish(State.DONE, Reason.DONE, exit=exits.DONE, parts=parts)
         many = f"{len(parts)} parts" if len(parts) > 1 else "1 part"
         return Outcome(Next.LEAVE, Reason.DONE, f"done with {many}, {done.step} steps in all")

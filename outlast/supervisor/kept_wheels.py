@@ -1,7 +1,8 @@
-"""Which wheels of the bucket a machine may install: the bucket's writers do not decide that.
+"""Decides which wheels of the bucket a machine may install, so that the bucket's writers do not.
 
-Of a file with hashes, those that it names. All other wheels are recorded once, in HEAD, by one
-digest for each layer: a later attempt installs the same bytes, or says that they are others.
+If the requirements have hashes, only wheels with these hashes. Otherwise HEAD records one digest
+for each layer at the first time, and later attempts install the same bytes or report that they
+differ.
 """
 
 import hashlib

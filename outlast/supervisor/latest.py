@@ -1,4 +1,4 @@
-"""The newest of the rows that a trainer logs: the last few, and the last value of each metric."""
+"""The newest rows that a trainer logs: the last few, and the last value of each metric."""
 
 import collections
 import json
@@ -50,7 +50,7 @@ class Latest:
             return dict(self._metrics)
 
     def read(self) -> None:
-        """Take up the whole rows that were written since the last call."""
+        """Reads the complete rows that were written since the last call."""
         with self._lock:
             self._read()
 

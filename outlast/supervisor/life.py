@@ -1,4 +1,4 @@
-"""A machine's part in a run: the table at boot, attempts, watching a successor, leaving."""
+"""The life of a machine in a run: the boot table, attempts, watching a successor, leaving."""
 
 import contextlib
 import functools
@@ -40,9 +40,9 @@ _log = logging.getLogger(__name__)
 FAILED = 1
 WATCH_SEC_MIN = 0.2
 KEEP_RESULT_SEC = 3600.0
-"""A machine stays for so long whose command left more than can be kept by itself."""
+"""Seconds that a machine stays if its command left more files than can be kept."""
 KEEP_MARGIN_SEC = 120.0
-"""A machine that is kept leaves so long before the run's limit."""
+"""A kept machine leaves this many seconds before the run's limit."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Boot:
 
 
 def supervise(boot: Boot) -> int:
-    """From the table at boot to the end of this machine's part; the exit code."""
+    """Runs from the boot table to the end of this machine's work; returns the exit code."""
     spec, site, timeouts = boot.spec, boot.site, boot.spec.timeouts
     claim = Claim(spec.owner, spec.resume, spec.placement, spec.deadline)
     took = False
@@ -184,7 +184,7 @@ def _others_folder(boot: Boot, decision: Decision) -> str:
         what, mine = f"other flags, or another version of {own}", "flags"
     return (
         f"{folder}: belongs to another run ({what}); give another --run-dir, or the {mine} that "
-        "it was begun with; if nothing in it is wanted, remove it"
+        "it was started with; if you do not need anything in it, remove it"
     )
 
 
@@ -289,7 +289,8 @@ def _wait_for_permission(boot: Boot, head_file: HeadFile) -> int | None:
 
 
 def _watch_successor(boot: Boot) -> int | None:
-    """Fenced: None once no attempt works at the higher term, so that the table is used again.
+    """Fenced: returns None when no attempt works at the higher term, so that the boot table is used
+    again.
 
     Its holder may be a VM that the group began to create and never counted: that one goes, and
     this one is whom the group keeps.

@@ -109,8 +109,9 @@ class Link:
     # -- why it ended -------------------------------------------------------------------------
 
     def cause(self, stopped: str) -> tuple[Reason, str]:
-        """Why the trainer ended, on a machine that lives on; ``stopped`` is the sentence for one
-        of which nothing more is known."""
+        """Why the trainer ended, if the machine keeps running; ``stopped`` is the sentence if
+        nothing more is known.
+        """
         code = self._exited.code if self._exited is not None else None
         found = self._found(code)
         said = found.message if found is not None else ""
@@ -123,7 +124,7 @@ class Link:
         if code < 0:
             message = f"the trainer was killed by signal {-code}"
         elif code == exits.DONE:
-            message = "the trainer exited with 0 and had not declared completion"
+            message = "the trainer exited with 0 without declaring completion"
         elif code == exits.INTERRUPTED and self.trainer.restarts:
             # Only an exit after a stop is the machine's; this one would come again and again.
             reason = Reason.USER_FAILED

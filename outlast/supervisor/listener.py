@@ -1,4 +1,4 @@
-"""Where trainers come in: their connections, and what they say, for the attempt that listens."""
+"""Accepts the trainers' connections, and passes their messages to the attempt that listens."""
 
 import contextlib
 import queue

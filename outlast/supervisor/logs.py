@@ -1,7 +1,7 @@
-"""Files that a trainer leaves in LOG_DIR, TensorBoard's for example, kept with the attempt.
+"""Keeps the files that a trainer leaves in LOG_DIR, for example TensorBoard's, with the attempt.
 
-A separate thread uploads what has changed since, so that neither a commit nor a heartbeat ever
-waits for it. It is a copy for people: nothing that fails here ends a run.
+A separate thread uploads changed files, so neither a commit nor a heartbeat waits for it. It is a
+copy for people: no failure here ends a run.
 """
 
 import contextlib
@@ -96,7 +96,9 @@ class Logs:
             if found.st_size > FILE_BYTES_MAX:
                 return self._leave(name, f"is larger than {FILE_BYTES_MAX >> 20} MiB")
             if others + found.st_size > ALL_BYTES_MAX:
-                return self._leave(name, f"all together are more than {ALL_BYTES_MAX >> 20} MiB")
+                return self._leave(
+                    name, f"together, the files are larger than {ALL_BYTES_MAX >> 20} MiB"
+                )
             if len({*self._sent, name}) > FILES_MAX:
                 return self._leave(name, f"there are more than {FILES_MAX} files")
             data = file.read(found.st_size)

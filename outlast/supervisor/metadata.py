@@ -1,4 +1,4 @@
-"""What the machine tells about itself: the metadata server.
+"""The metadata server: what the machine knows about itself.
 
 Every absolute path of the VM goes through ``rooted``, every call to the metadata server through
 ``Metadata``.
@@ -33,7 +33,7 @@ TOKEN_SPARE_SEC = 60.0
 
 
 class MetadataError(Exception):
-    """The machine could not tell."""
+    """The metadata is not available."""
 
 
 class Absent(MetadataError):

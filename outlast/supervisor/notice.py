@@ -1,6 +1,6 @@
-"""Whether the machine is about to end, and who said so.
+"""Listens for the end of the machine.
 
-Three voices, any of which is enough: the metadata server (`instance/preempted`), SIGTERM, and a
+Three sources, any of which is enough: the metadata server (`instance/preempted`), SIGTERM, and a
 system that is stopping. `maintenance-event` is a warning, not a stop. A signal handler only notes
 that it ran; everything else happens in the threads that listen.
 """
@@ -41,7 +41,7 @@ Post = Callable[[Stopping | Maintenance], None]
 
 
 class Interrupted(Exception):
-    """The machine stops and nothing is worth finishing."""
+    """The machine is stopping, and there is nothing to finish."""
 
 
 class Notices:

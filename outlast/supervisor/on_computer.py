@@ -138,8 +138,9 @@ def _watch_parent(parent: int, clock: MachineClock) -> None:
 
 
 def _set_aside(run_dir: Path, owner: str) -> None:
-    """Moves away what another run has left of itself, if that never came to a checkpoint and
-    no process works on it: mostly a first try with a mistake in it. No other run is moved."""
+    """Moves away another run in the folder if it has no checkpoint and no process works on it:
+    usually a first try with a mistake. No other run is moved.
+    """
     if not (run_dir / Layout("", "").head).is_file():
         return
     store, layout = open_store(str(run_dir), reading=True), Layout("", "")

@@ -1,4 +1,4 @@
-"""The supervisor's life on a VM: from its metadata to its power-off."""
+"""The supervisor on a VM, from its metadata to the power-off."""
 
 import contextlib
 import functools
@@ -84,8 +84,9 @@ def check_origin(bundle: Path, trainer: str | None) -> None:
         origin = Path(spec.origin).resolve()
         if not origin.is_relative_to(bundle.resolve()):
             raise SetupFailed(
-                f"module {name}: comes from {origin}, must come from the bundle {bundle}; take it "
-                "out of the image"
+                f"module {name}: comes from {origin}, must come from the bundle {bundle}; remove"
+                " it "
+                "from the image"
             )
 
 

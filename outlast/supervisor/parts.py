@@ -1,7 +1,7 @@
-"""The parts of a run as its program trains them: which one may begin, and where it begins.
+"""The parts of a run: which one may begin, and where it begins.
 
-One attempt is one life of the program. It greets for each of its trainings; a part begins once all
-parts before it are done, so that the steps of all parts are one line.
+One attempt is one life of the program. It sends a hello for each training; a part begins when all
+parts before it are done, so the steps of all parts form one sequence.
 """
 
 from collections.abc import Iterable, Sequence
@@ -72,7 +72,9 @@ class Parts:
             if part is None or not part.done:
                 return f"its part {name!r} is not done"
             if name not in self._begun:
-                return f"its part {name!r} was done in an earlier start and not begun in this one"
+                return (
+                    f"its part {name!r} was done in an earlier start but did not begin in this one"
+                )
         return None
 
     def goes_on(self) -> str:
@@ -98,7 +100,7 @@ class Parts:
             if self._known:
                 return (
                     f"outlast.train without part=: the run has parts ({shown(self._known)}); "
-                    "give every training of the run a name, or begin another run"
+                    "give every training of the run a name, or start another run"
                 )
             return None
         try:
@@ -107,7 +109,7 @@ class Parts:
             return str(error)
         if self._unnamed or "" in self._begun:
             return (
-                f"part {name!r}: the run was begun without parts; leave part= away, or begin "
+                f"part {name!r}: the run started without parts; leave out part=, or start "
                 "another run"
             )
         return self._refusal_of_order(name) or self._refusal_of_case(name)
@@ -120,18 +122,18 @@ class Parts:
                 continue
             at = "" if part is None else f" (it is at step {part.step})"
             if begun == name:
-                return f"part {name!r}: this program has begun it already{at}"
+                return f"part {name!r}: this program has already begun it{at}"
             return (
-                f"part {name!r}: part {begun!r} was begun before and is not done{at}; a part "
-                "begins once the one before it is done"
+                f"part {name!r}: part {begun!r} began before it and is not done{at}; a part "
+                "can begin when the one before it is done"
             )
         expected = next((known for known in self._known if known not in self._begun), None)
         if expected in (None, name) or name in self._begun:
             return None
         return (
             f"part {name!r}: the run's parts are {shown(self._known, expected)}, and {expected!r} "
-            "comes next; begin the same parts in the same order in every start (one that is done "
-            "makes no steps), or begin another run"
+            "comes next; begin the same parts in the same order in every start (a finished part "
+            "makes no steps), or start another run"
         )
 
     def _refusal_of_case(self, name: str) -> str | None:
@@ -139,7 +141,7 @@ class Parts:
         for known in self._known:
             if known != name and known.lower() == name.lower():
                 return (
-                    f"part {name!r}: differs from part {known!r} in upper and lower case only; "
+                    f"part {name!r}: differs from part {known!r} only in upper and lower case; "
                     "give it another name"
                 )
         return None

@@ -1,4 +1,4 @@
-"""What pip's failures mean for a run: whether to try again, and what a person can do.
+"""Interprets pip's failures: whether to try again, and what people can do.
 
 EnvironmentRefused     the same try fails again: no such package, bad hashes; one sentence
 EnvironmentUnreachable the index did not answer
@@ -84,7 +84,8 @@ def meaning(
             )
     if _NO_GIT.search(said):
         return EnvironmentRefused, (
-            f"{what}: a package needs another one from git, but the image has no git; add that one"
+            f"{what}: a package needs another one from git, but the image has no git; add the"
+            " other one"
             " to the requirements as NAME @ git+https://HOST/OWNER/NAME.git@COMMIT"
         )
     if not _USERS.search(said) and not denied:

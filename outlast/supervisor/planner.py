@@ -1,7 +1,7 @@
-"""What is worth doing with the seconds that a stopping machine has left.
+"""Plans the seconds that a stopping machine has left.
 
-One commit may be on its way, and the trainer could hand over one more snapshot. What cannot finish
-is not begun: it would only take the network from the one that can.
+One commit may be in progress, and the trainer could hand over one more snapshot. A commit that
+cannot finish is not started: it would only slow down the other one.
 """
 
 from dataclasses import dataclass

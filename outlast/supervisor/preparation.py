@@ -1,5 +1,6 @@
-"""All that an attempt does before its trainer starts: the permission to leave the group, the
-checkpoint to resume from, the record of the start, the code."""
+"""Everything that an attempt does before its trainer starts: the permission to leave the group, the
+checkpoint to resume from, the start record, the code.
+"""
 
 import contextlib
 import importlib.metadata
@@ -100,7 +101,7 @@ class Preparation:
         if before is not None:
             spec["before"] = before
             changed = changes.said(changes.between(before, self._spec.content))
-            _log.info(f"term {self._term}: goes on with what was changed: {changed}")
+            _log.info(f"term {self._term}: continues with changes: {changed}")
         start = AttemptStart(
             term=self._term,
             resume=self._spec.resume,

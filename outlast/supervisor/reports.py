@@ -1,4 +1,4 @@
-"""What people see of an attempt while it lives: its heartbeat, its trainer's log, its LOG_DIR."""
+"""What people see of a running attempt: its heartbeat, its trainer's log, its LOG_DIR."""
 
 from pathlib import Path
 

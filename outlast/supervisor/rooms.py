@@ -1,4 +1,4 @@
-"""The folders of one attempt: what its trainer writes to, and what it is given to read.
+"""The folders of one attempt: those that its trainer writes to, and those that it reads.
 
 The two are apart. The trainer owns the folders that it writes to; what the supervisor writes for it
 lies in folders of the supervisor's, which the trainer cannot exchange for a link while they are

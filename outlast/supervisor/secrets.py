@@ -1,7 +1,7 @@
-"""Secrets of Secret Manager, read with the VM's own token, and kept out of what people read.
+"""Reads secrets from Secret Manager with the VM's own token, and masks them in output.
 
 SecretRefused      the same try fails again, on every machine; one sentence for people
-SecretUnavailable  another time, or another machine, may do
+SecretUnavailable a later try or another machine may succeed
 """
 
 import base64
@@ -99,7 +99,7 @@ def _refusal(field: str, name: str, status: int) -> Exception:
     if status == 404:
         add = gcloud.format("add")
         return SecretRefused(
-            f"{field}: is not there, or has no version; add one with {add} --data-file FILE"
+            f"{field}: does not exist, or has no version; add one with {add} --data-file FILE"
         )
     if status == 400:
         listed = gcloud.format("list")

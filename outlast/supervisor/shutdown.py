@@ -1,4 +1,4 @@
-"""The end that a machine's notice or the run's limit sets: what is worth doing until then."""
+"""The shutdown after a notice or before the run's limit: what to do until then."""
 
 import time
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class Outlooks:
 
     def no_time(self, left_sec: float, *, in_flight: bool) -> str:
         """A sentence with what was measured, where the plan is not to commit a snapshot."""
-        before = ", a commit was on its way" if in_flight else ""
+        before = ", a commit was in progress" if in_flight else ""
         last_sec = self._progress.commit_sec or self._commit_sec_before
         took = f", and the last commit took {last_sec:.1f} s" if last_sec else ""
         return f"{max(left_sec, 0):.1f} s were left{before}{took}"

@@ -1,4 +1,4 @@
-"""Where attempts happen, and what follows one: all that differs between a VM and a folder."""
+"""The site of attempts: everything that differs between a VM and a folder."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Data for one attempt's trainer: fetched in threads, reported to the attempt.
+"""Fetches data for one attempt's trainer in threads, and reports to the attempt.
 
 The attempt's one thread decides; what happens here arrives in its inbox as the events below. A
 trainer waits for its answer while the attempt sees signs of life: a long download is not a stall.

@@ -1,4 +1,4 @@
-"""A stop of this process, from its first moment on."""
+"""Catches requests to stop this process from its first moment."""
 
 import signal
 

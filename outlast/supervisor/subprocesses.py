@@ -1,6 +1,6 @@
-"""A process that the supervisor waits for before there is a trainer.
+"""Runs a process that the supervisor waits for before it starts the trainer.
 
-It is killed with all that it started where the wait is ended, and where it neither writes nor
+It is killed, with everything that it started, if the wait is ended, or if it neither writes nor
 computes for `STUCK_SEC`: a build may be silent for an hour, but then it keeps a processor busy.
 """
 

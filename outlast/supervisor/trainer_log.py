@@ -1,8 +1,8 @@
-"""What a trainer prints: the newest part on this machine's disk, and all of it in the bucket.
+"""The trainer's log: the newest part on this machine's disk, and all of it in the bucket.
 
-The log never holds up the trainer, a heartbeat or the disk. It is bounded here, it is uploaded by
-a separate thread, and where it grows faster than it can be uploaded the pieces say how much was
-left out.
+The log never holds up the trainer, a heartbeat or the disk. Its size here is limited, and a
+separate thread uploads it; if it grows faster than the upload, the pieces say how much was left
+out.
 """
 
 import contextlib

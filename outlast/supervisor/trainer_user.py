@@ -1,11 +1,11 @@
-"""The trainer's own user: what it owns, what it must not reach, and how both are ensured.
+"""The trainer's own user: what it owns, what it must not reach, and how this is ensured.
 
 The supervisor is root. With `outlast:trainerUser: own` its trainer is a user without any right on
 the VM: it writes to its own folders, and the kernel gives it no way to the metadata server, where
 every process of a VM may ask for the token of the VM's service account. DNS, which the same address
 answers, stays open.
 
-    TrainerUserRefused   this machine cannot run a trainer so; one sentence for people
+    TrainerUserRefused this machine cannot run a trainer in this way; one sentence for people
 """
 
 import contextlib

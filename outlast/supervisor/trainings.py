@@ -1,4 +1,4 @@
-"""The trainings that one attempt's program begins, and what each begins with."""
+"""The trainings of one attempt's program, and what each starts from."""
 
 import contextlib
 import logging

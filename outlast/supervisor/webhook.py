@@ -1,4 +1,4 @@
-"""Sends how attempts end to an address of the user's choice."""
+"""Reports the ends of attempts to the user's webhook."""
 
 import logging
 import threading
@@ -38,7 +38,7 @@ class Webhook:
             self._thread.start()
 
     def close(self, timeout_sec: float = 2.0) -> None:
-        """Give the last message a moment."""
+        """Waits a moment for the last message."""
         if self._thread is not None:
             self._thread.join(timeout_sec)
 

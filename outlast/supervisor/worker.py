@@ -1,4 +1,4 @@
-"""The thread that commits, and its patience with the store."""
+"""The committing thread, and its retries of the store."""
 
 import queue
 import threading

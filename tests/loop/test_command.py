@@ -554,7 +554,7 @@ def test_a_supervisor_that_has_gone_ends_the_command(place: Place) -> None:
         place.supervisor.hang_up()
         _, err = process.communicate(timeout=WAIT_SEC)
     assert process.returncode == 75
-    assert err.splitlines()[-1].startswith("outlast: the supervisor has gone")
+    assert err.splitlines()[-1].startswith("outlast: the supervisor has ended")
     assert not lives(int(pid.read_text()))
 
 
@@ -628,8 +628,8 @@ def test_another_command_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     assert other.returncode == 64
     assert other.stderr.splitlines() == [
         f"outlast: run folder {tmp_path / 'run'}: belongs to another run (another command, or "
-        "other data); give another --run-dir, or the command and the data that it was begun with; "
-        "if nothing in it is wanted, remove it"
+        "other data); give another --run-dir, or the command and the data that it was started"
+        " with; if you do not need anything in it, remove it"
     ]
 
 
@@ -800,7 +800,10 @@ def test_a_second_save_before_the_first_held_still_is_said_at_once(place: Place)
         assert process.stderr is not None
         said = process.stderr.readline()
         process.kill()
-    assert "outlast: CHECKPOINT_DIR was written to again before it had rested for 30 s; " in said
+    assert (
+        "outlast: CHECKPOINT_DIR was written to again before it had been unchanged for 30 s; "
+        in said
+    )
     assert "call outlast mark after each save" in said
 
 

@@ -151,7 +151,7 @@ def test_a_log_that_is_written_from_its_beginning_meanwhile_is_whole_or_left_out
 def test_a_snapshot_of_a_trainer_is_none_of_a_command(copier: Copier, tmp_path: Path) -> None:
     (tmp_path / "snap").mkdir()
     (tmp_path / "snap/state.json").write_text("{}")
-    with pytest.raises(DoesNotFit, match="none of a command"):
+    with pytest.raises(DoesNotFit, match="not a command's"):
         copier.put_back(tmp_path / "snap")
 
 

@@ -48,7 +48,7 @@ def test_a_training_that_fails_unnoticed_is_a_failure(place: Place, name: str) -
     assert code == (1 if "false" in IGNORED[name] else 3), err
     if not IGNORED[name].endswith("| tee train.log"):  # else that is the script's exit code
         assert f"the command exited with 0, but {script} line " in err
-        assert "begin it with set -eo pipefail" in err
+        assert "start it with set -eo pipefail" in err
     assert not place.supervisor.of(Complete)
     assert place.saved() == {"a": ""}, "what it had saved is kept"
 

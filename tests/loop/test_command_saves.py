@@ -86,7 +86,7 @@ def test_logs_alone_are_no_checkpoint(place: Place) -> None:
         assert process.stderr is not None
         said = process.stderr.readline()
         process.kill()
-    assert "holds only logs and by-products (args.yaml, runs/events.out.tfevents.1)" in said
+    assert "contains only logs and by-products (args.yaml, runs/events.out.tfevents.1)" in said
     assert not place.supervisor.of(Snapshot)
 
 

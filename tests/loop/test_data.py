@@ -197,7 +197,7 @@ def test_what_cannot_be_begun_with_is_a_sentence(folder: Path) -> None:
     for spoiled, says in (
         (pin[:-64] + 64 * "0", "BLAKE3 of its manifest is"),
         (pin.replace("/run/", "/none/"), "holds no run"),
-        (pin.replace("t000001", "t000009"), "is not a checkpoint any more"),
+        (pin.replace("t000001", "t000009"), "is no longer a checkpoint"),
         ("model.bin", "must name a checkpoint with its digest"),
     ):
         next_dir = str(folder / f"next-{says[:3]}")
@@ -249,7 +249,7 @@ def test_a_copy_that_fails_is_no_success_and_the_run_is_done(folder: Path) -> No
     said, errors = train(folder, "total", code=1, OUT=str(out))
     assert "made 6" in said and programs.head(folder / "run")["state"] == "done"
     assert f"model-output-path {out}: could not be written" in errors
-    assert "the training is complete, but its result is not if it should be" in errors
+    assert "the training is complete, but its result was not kept" in errors
     again, errors = train(folder, "total", code=1, OUT=str(out))
     assert "made" not in again and "Traceback" not in errors
     assert "outlast: this run is done, at step 6; its result is in" in errors.splitlines()[-1]

@@ -13,7 +13,7 @@ import outlast
 from outlast.loop.errors import DataError, LoopError, SupervisorLost
 
 def lost(code):
-    error = SupervisorLost("the supervisor has gone")
+    error = SupervisorLost("the supervisor has ended")
     error.exit = code
     return error
 
@@ -38,7 +38,7 @@ def ends(tmp_path: Path, last_line: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("last_line", "code", "sentence"),
     [
-        ("raise lost(-9)", 75, "the supervisor has gone"),
+        ("raise lost(-9)", 75, "the supervisor has ended"),
         ("raise lost(76)", 76, "another process works on this folder; end one of them"),
         ("outlast.data('no/such')", 64, "data no/such: no such file or folder"),
     ],

@@ -81,7 +81,7 @@ def test_a_generator_that_is_not_saved_is_named_and_a_resume_is_refused(
     supervisor: FakeSupervisor, name: str
 ) -> None:
     (said,) = train(supervisor, DRAWS[name])
-    assert said.startswith(f"the steps draw from {name}, which the state does not have: ")
+    assert said.startswith(f"the steps draw from {name}, which the state lacks: ")
     supervisor.resume_from(1)
     refused = f"the 2 steps before this checkpoint drew from {name}, .* constant=.'{name}'"
     with pytest.raises(DoesNotFit, match=refused):
@@ -135,7 +135,7 @@ def test_torchs_generator_is_named_like_the_others(supervisor: FakeSupervisor) -
         next(iter(loader))
 
     (said,) = train(supervisor, draw)
-    assert said.startswith("the steps draw from torch.random, which the state does not have: ")
+    assert said.startswith("the steps draw from torch.random, which the state lacks: ")
     supervisor.resume_from(1)
     with pytest.raises(DoesNotFit, match="drew from torch.random"):
         train(supervisor, draw)
@@ -174,7 +174,7 @@ def test_keras_global_generator_is_named_and_saved_by_its_module(
 
     draw()  # the first draw takes its seed from Python's generator
     (said,) = train(supervisor, draw)
-    assert said.startswith("the steps draw from keras.random, which the state does not have: ")
+    assert said.startswith("the steps draw from keras.random, which the state lacks: ")
     supervisor.resume_from(1)
     with pytest.raises(DoesNotFit, match="drew from keras.random"):
         train(supervisor, draw)

@@ -141,7 +141,7 @@ def test_files_that_hold_something_else_are_refused(harm: str, tmp_path: Path) -
 def test_a_value_given_twice_in_a_step_is_refused() -> None:
     history = History()
     history.add(3, {"loss": 0.5})
-    with pytest.raises(LoopError, match=r"eval loss: step 3 has a value of this name already"):
+    with pytest.raises(LoopError, match=r"eval loss: step 3 already has a value of this name"):
         history.add(3, {"loss": 0.4})
     assert history.evals() == [{"step": 3, "loss": 0.5}]
 
@@ -150,8 +150,8 @@ def test_a_value_given_twice_in_a_step_is_refused() -> None:
     ("best", "of", "names", "said"),
     [
         ("most", None, ["a"], "eval best 'most': must be max or min"),
-        ("max", None, [], "give the value to judge as well"),
-        ("max", None, ["loss", "f1"], "loss, f1; say which one is judged, such as of='loss'"),
+        ("max", None, [], "give the value to judge by"),
+        ("max", None, ["loss", "f1"], "loss, f1; say which one decides, such as of='loss'"),
         (
             "max",
             "acc",

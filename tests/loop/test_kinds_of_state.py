@@ -317,7 +317,7 @@ def test_what_appears_late_and_cannot_be_rebuilt_is_refused(name: str) -> None:
     with pytest.raises(StateError) as caught:
         state.capture_all({"box": box}, begun)
     assert "state['box']['late'] is " in str(caught.value)
-    assert "was not there when training began" in str(caught.value)
+    assert "did not exist when training began" in str(caught.value)
     state.capture_all({"box": box}, state.survey({"box": box}))  # there from the start: saved
 
 

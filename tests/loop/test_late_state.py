@@ -91,7 +91,7 @@ def test_what_no_restore_could_build_ends_the_run_with_its_name(
     done = go(kind, "run")
     assert done.returncode == 1
     assert "state['box']['late'] is " in done.stderr
-    assert "was not there when training began" in done.stderr
+    assert "did not exist when training began" in done.stderr
     assert programs.newest(tmp_path / "run") < 3
 
 

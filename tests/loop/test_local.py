@@ -142,7 +142,7 @@ def test_a_killed_supervisor_ends_the_trainer_with_a_sentence(
         os.kill(supervisor, signal.SIGKILL)
         _, err = process.communicate(timeout=programs.WAIT_SEC)
     assert process.returncode == 75, err
-    assert err.strip().splitlines()[-1].startswith("outlast: the supervisor has gone")
+    assert err.strip().splitlines()[-1].startswith("outlast: the supervisor has ended")
     assert "Traceback" not in err
     assert programs.run(tmp_path, argv).returncode == 0
     assert programs.result_of(run_dir) == baseline

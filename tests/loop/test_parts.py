@@ -295,7 +295,7 @@ def test_a_program_that_does_not_come_to_its_end_leaves_its_run_open(
     walk = Walk(tmp_path)
     for more, code, said in (
         ({"FAIL": "fold-1 step 5"}, 1, "on purpose"),
-        ({"FAIL": "fold-2 before"}, 1, "its program did not come to its end"),
+        ({"FAIL": "fold-2 before"}, 1, "its program did not reach its end"),
         ({"EXIT": "fold-2 step 5"}, 1, "sys.exit(0) ended the program after step"),
         ({"EXIT": "fold-2 after", "CODE": "3"}, 3, "its program ended with exit code 3"),
     ):
@@ -322,12 +322,12 @@ def test_a_part_that_failed_is_never_done_whatever_the_program_makes_of_it(tmp_p
     walk = Walk(tmp_path, CAUGHT)
     left = walk.run(FAIL="fold-1 step 5")
     assert left.returncode == 1, left.stderr
-    assert "the run is not done, as its part 'fold-1' is not" in left.stderr
+    assert "the run is not done, because its part 'fold-1' is not" in left.stderr
     assert programs.head(walk.run_dir)["state"] == "open"
     walk.write(CAUGHT + "train('fold-2')\n")
     left = walk.run(FAIL="fold-1 step 5")
     assert left.returncode == 1, left.stderr
-    assert "part 'fold-2': part 'fold-1' was left before it was done" in left.stderr
+    assert "part 'fold-2': part 'fold-1' ended before it was done" in left.stderr
     assert programs.head(walk.run_dir)["state"] == "open"
 
 
@@ -336,7 +336,7 @@ def test_a_part_that_failed_is_never_done_whatever_the_program_makes_of_it(tmp_p
     [
         (
             "train('fold-1')\ntrain('fold-2')\ntrain('fold-1')\n",
-            "part 'fold-1': this program has begun a part of that name already",
+            "part 'fold-1': this program has already begun a part of that name",
         ),
         ("train('two words')\n", "part 'two words': must be letters, digits"),
         ("train('RESULT.json')\n", "part 'RESULT.json'"),
@@ -349,7 +349,7 @@ def test_a_part_that_failed_is_never_done_whatever_the_program_makes_of_it(tmp_p
         ("train('fold-1')\ntrain(None)\n", "without part=: this program has trained parts"),
         (
             "train('fold-1')\ntrain('Fold-1')\n",
-            "part 'Fold-1': differs from part 'fold-1' in upper and lower case only",
+            "part 'Fold-1': differs from part 'fold-1' only in upper and lower case",
         ),
         ("train('..')\n", "part '..': must be letters, digits"),
         ("train('a/b')\n", "part 'a/b': must be letters, digits"),
@@ -391,7 +391,7 @@ except Exception as error:
     ("lines", "said", "refused"),
     [
         (TWO_AT_ONCE + "train('fold-1')\n", "part 'fold-1' is being trained", "fold-2"),
-        (CAUGHT_TWICE, "has begun a part of that name already", "fold-1"),
+        (CAUGHT_TWICE, "has already begun a part of that name", "fold-1"),
     ],
 )
 def test_a_part_that_was_refused_is_missed_whatever_the_program_makes_of_it(
@@ -400,7 +400,7 @@ def test_a_part_that_was_refused_is_missed_whatever_the_program_makes_of_it(
     walk = Walk(tmp_path, lines)
     left = walk.run()
     assert said in left.stderr + left.stdout
-    assert f"the run is not done, as its part {refused!r} was refused" in left.stderr
+    assert f"the run is not done, because its part {refused!r} was refused" in left.stderr
     assert left.returncode == 1
     programs.wait_until_alone(tmp_path)
     assert programs.head(walk.run_dir)["state"] == "open"
@@ -432,7 +432,10 @@ RUN_OF_TWO = "train('fold-1')\ntrain('fold-2')\ntrain('final')\n"
             "train('fold-1')\ntrain('final')\n",
             "part 'final': the run's parts are fold-1, fold-2, final, and 'fold-2' comes next",
         ),
-        ("train('fold-1')\n", "its part 'fold-2' was done in an earlier start and not begun in"),
+        (
+            "train('fold-1')\n",
+            "its part 'fold-2' was done in an earlier start but did not begin in",
+        ),
         ("train('fold-1')\ntrain('fold-2')\n", "its part 'final' is not done"),
         ("train(None)\n", "without part=: the run has parts (fold-1, fold-2, final)"),
     ],
@@ -461,7 +464,10 @@ def test_a_part_that_was_done_and_is_left_out_is_missed_at_the_end(tmp_path: Pat
     walk.write("train('fold-1')\n")
     left = walk.run()
     assert left.returncode != 0, left.stderr
-    assert "its part 'fold-2' was done in an earlier start and not begun in this one" in left.stderr
+    assert (
+        "its part 'fold-2' was done in an earlier start but did not begin in this one"
+        in left.stderr
+    )
     assert programs.head(walk.run_dir)["state"] == "open"
     walk.write(RUN_OF_TWO)
     assert walk.run().returncode == 0
@@ -473,7 +479,7 @@ def test_a_run_that_was_begun_without_parts_takes_none(tmp_path: Path) -> None:
     walk.write("train('fold-1')\n")
     left = walk.run()
     assert left.returncode == 64, left.stderr
-    assert "part 'fold-1': the run was begun without parts" in left.stderr
+    assert "part 'fold-1': the run started without parts" in left.stderr
     assert "Traceback" not in left.stderr
 
 

@@ -80,7 +80,9 @@ def test_names_that_no_file_can_have_are_refused_by_name(place: Place, key: str,
 
 def test_a_name_that_is_too_long_below_this_root_is_refused_by_name(place: Place) -> None:
     deep = "/".join(["d" * 250] * 16)
-    with pytest.raises(DoesNotFit, match=r"command.json: .*is longer than a file name may be here"):
+    with pytest.raises(
+        DoesNotFit, match=r"command.json: .*is longer than a file name may be on this system"
+    ):
         place.put_back(folders={**GOOD["folders"], deep: [1, 1, 0o755]})
 
 

@@ -191,7 +191,7 @@ def test_a_death_ends_a_rank_that_hangs(tmp_path: Path, victim: int) -> None:
         assert said is not None and [said.readline(), said.readline()] == ["1\n", "hangs\n"]
         party.processes[victim].kill()
         assert party.wait()[1 - victim] == 1
-    assert f"rank {victim} has gone, and this rank hangs" in party.err[1 - victim]
+    assert f"rank {victim} has ended, and this rank hangs" in party.err[1 - victim]
     programs.wait_until_alone(tmp_path)
 
 
@@ -231,7 +231,7 @@ def test_a_checkpoint_of_two_ranks_does_not_fit_three(tmp_path: Path) -> None:
     with launched(tmp_path, 3) as party:
         assert party.wait() == [1, 1, 1]
     assert "the checkpoint is of 2 ranks and this training has 3" in party.err[0]
-    assert "go on with 2 processes, or begin a new run" in party.err[2]
+    assert "continue with 2 processes, or start a new run" in party.err[2]
 
 
 def test_a_finished_run_is_kept_as_it_is(baseline_folder: Path, baseline: list[str]) -> None:

@@ -209,11 +209,11 @@ def test_a_position_that_is_saved_without_its_order_is_refused_at_the_resume(
     assert go("number", "right", "run", 5).returncode == 9
     again = go("number", "right", "run")
     assert again.returncode == 1
-    assert "changed s, a outlast.loop.sampler.BatchSampler, and it was not saved" in again.stderr
+    assert "changed s, a outlast.loop.sampler.BatchSampler, which was not saved" in again.stderr
 
 
 def test_a_thread_that_takes_batches_is_refused_at_once(tmp_path: Path, go) -> None:
     done = go("dict", "thread", "run")
     assert done.returncode == 1
-    assert "state['data']['s']: a thread besides that of the loop took batches" in done.stderr
+    assert "state['data']['s']: a thread other than the loop's took batches" in done.stderr
     assert programs.newest(tmp_path / "run") == 0

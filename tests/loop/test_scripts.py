@@ -139,7 +139,7 @@ with outlast.train(state, 5, run_dir="run") as run:
             state["box"]["optimizer"] = torch.optim.Adam(model.parameters())
         step(torch.ones(3))
 """,
-        "['optimizer'] is torch.optim.adam.Adam with groups of 2 parameters, which was not there",
+        "['optimizer'] is torch.optim.adam.Adam with groups of 2 parameters, which did not exist",
     ),
     "an iterator over the data": (
         """

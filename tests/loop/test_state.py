@@ -200,7 +200,7 @@ def test_dicts_of_the_standard_library_keep_their_kind(tmp_path: Path) -> None:
     assert theirs == mine and [*theirs["box"]["o"]] == ["b", "a"]
     assert type(theirs["box"]["c"]) is Counter and theirs["d"]["new"] == []
     captured = state.capture_all({"x": {"d": defaultdict(lambda: 3)}})
-    with pytest.raises(DoesNotFit, match="whose default is known to the program only"):
+    with pytest.raises(DoesNotFit, match="whose default only the program knows"):
         state.restore_all({"x": {}}, *captured)
 
 
@@ -436,7 +436,7 @@ def test_an_empty_state_is_refused() -> None:
         ({"a": np.zeros(3)}, {"a": np.zeros(3, "f4")}, "the checkpoint holds (3,) of <f8"),
         ({"a": np.zeros(3)}, {"a": {}}, "state['a'] is dict"),
         ({"a": {}}, {"a": np.zeros(3)}, "state['a'] is numpy.ndarray"),
-        ({"a": {}}, {"b": {}}, "the checkpoint holds a, which this program's state does not have"),
+        ({"a": {}}, {"b": {}}, "the checkpoint holds a, which this program's state lacks"),
         (
             {"a": {}},
             {"a": {}, "b": {}},

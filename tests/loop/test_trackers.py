@@ -71,7 +71,10 @@ def test_one_trackers_run_has_each_step_once_after_a_cut(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("import time\ndef init(**_): time.sleep(600)", "does not answer; training ends without"),
+        (
+            "import time\ndef init(**_): time.sleep(600)",
+            "does not answer; the training ends without",
+        ),
         ("def init(**_): raise OSError('no route')", "OSError: no route; training goes on"),
     ],
 )
@@ -163,7 +166,7 @@ def test_a_tracker_that_never_answers_is_said_once(
     said = capsys.readouterr().err.splitlines()
     assert said == [
         f"outlast: tracker wandb: {kind.__name__}: api_key not configured (no-tty), try 1; "
-        "training goes on",
+        "training continues",
         "outlast: tracker wandb: 1 rows are missing there; the run's own rows are complete",
     ]
 

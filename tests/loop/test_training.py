@@ -330,7 +330,7 @@ def test_a_lost_supervisor_ends_the_training_with_a_sentence(supervisor: FakeSup
         if step == 3:
             supervisor.hang_up()
 
-    with pytest.raises(SupervisorLost, match="the supervisor has gone"):
+    with pytest.raises(SupervisorLost, match="the supervisor has ended"):
         walk(each)
 
 
@@ -482,7 +482,7 @@ def test_rows_hold_plain_numbers(supervisor: FakeSupervisor) -> None:
         (lambda run: [run.eval(a=1, best="most") for _ in run.steps()], "must be max or min"),
         (
             lambda run: [run.eval(a=1) or run.eval(a=2) for _ in run.steps()],
-            "value of this name already",
+            "already has a value of this name",
         ),
     ],
 )

@@ -154,7 +154,7 @@ def test_a_generator_inside_of_the_batches_is_named(
     supervisor: FakeSupervisor, beside: Callable[[], Any]
 ) -> None:
     (said,) = train(supervisor, {}, lambda step: None, beside=beside())
-    assert ".rng, a numpy.random._generator.Generator, which the state does not have" in said
+    assert ".rng, a numpy.random._generator.Generator, which the state lacks" in said
 
 
 @pytest.mark.parametrize("form", ["itself", "its bit generator", "its numbers", "in a list"])

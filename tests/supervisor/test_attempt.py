@@ -196,7 +196,7 @@ def test_what_changed_in_mid_run_is_recorded_with_both_contents_and_said(world: 
     recorded = [(s.spec["content"], s.spec.get("before")) for s in starts if s]
     assert recorded == [(old, None), (new, old)]
     assert any(
-        "goes on with what was changed: args.epochs 5 → 7, the code aaaaaaaaaa → bbbbbbbbbb" in line
+        "continues with changes: args.epochs 5 → 7, the code aaaaaaaaaa → bbbbbbbbbb" in line
         for line in second.said
     )
 

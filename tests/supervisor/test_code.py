@@ -112,7 +112,7 @@ def test_a_secret_is_read_with_the_vms_own_token_once_permissions_have_spread(
 @pytest.mark.parametrize(
     ("statuses", "kind", "expected"),
     [
-        ([404], CodeRefused, "is not there, or has no version"),
+        ([404], CodeRefused, "does not exist, or has no version"),
         ([400], CodeRefused, "is disabled or destroyed"),
         ([403] * 40, CodeRefused, "may not be read by this VM; grant its service account"),
         ([503] * 40, CodeUnavailable, "status 503"),
@@ -419,7 +419,7 @@ def test_a_damaged_kept_zip_is_made_again_once(
     broken.write_bytes(damage(whole))
     builder.store.put(kept.path, broken)
     other_machine(builder, tmp_path / "second").ensure(asked / "needs.txt")
-    assert sum("is not a whole zip file" in line for line in said) == 1
+    assert sum("is not a complete zip file" in line for line in said) == 1
     made = len(pip.made())
     with zipfile.ZipFile(BytesIO(builder.store.get(kept.path)[0])) as archive:
         assert archive.testzip() is None

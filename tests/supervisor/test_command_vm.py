@@ -316,7 +316,7 @@ def test_logs_alone_are_no_checkpoint_on_a_machine(machines: CommandMachines) ->
     line += "mkdir $CHECKPOINT_DIR/runs; echo x > $CHECKPOINT_DIR/runs/events.out.tfevents.1; "
     line += "[ -e $FLAGS/finish ] && echo r > $RESULT_DIR/r && exit; sleep 600"
     machines.boot_line(line)
-    wait_until(lambda: "holds only logs and by-products" in log_of(machines), "a word on it")
+    wait_until(lambda: "contains only logs and by-products" in log_of(machines), "a word on it")
     assert not machines.committed()
     machines.cut(0)
     (machines.folder / "finish").touch()

@@ -133,7 +133,7 @@ def test_other_wheels_are_recorded_once_and_others_are_refused_by_name(world: Wo
     assert world.last == good
     world.put(need, {WHEEL: EVIL})
     said = (
-        "the bucket has other wheels of the requirements than this run began with .*outlast:rerun"
+        "the bucket has other wheels of the requirements than this run started with .*outlast:rerun"
     )
     with pytest.raises(EnvironmentRefused, match=said):
         world.machine(need)

@@ -84,7 +84,7 @@ def test_what_is_too_large_is_left_and_said(
     assert list(kept.files) == ["a", "c"]
     assert kept.said == [
         "LOG_DIR b: is not kept with the attempt: is larger than 1 MiB",
-        "LOG_DIR d: is not kept with the attempt: all together are more than 1 MiB",
+        "LOG_DIR d: is not kept with the attempt: together, the files are larger than 1 MiB",
     ]
 
 

@@ -66,7 +66,7 @@ def test_a_step_that_no_time_was_left_for_is_named_with_the_times(world: World) 
     end = stopped(world, leaves_with(world, in_flight=True), notice=1.5 * COMMIT_SEC)
     assert (end.reason, end.step, end.committed) == (Reason.PREEMPTED, 4, 3)
     assert end.message.startswith("the machine stops; step 4 is not committed, step 3 is: 1.")
-    assert "s were left, a commit was on its way, and the last commit took 0." in end.message
+    assert "s were left, a commit was in progress, and the last commit took 0." in end.message
 
 
 def test_a_notice_that_is_shorter_than_a_commit_is_named_so(world: World) -> None:

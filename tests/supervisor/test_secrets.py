@@ -106,7 +106,7 @@ def test_the_trainer_gets_its_variables_without_the_newline_of_echo(manager, rea
 @pytest.mark.parametrize(
     ("statuses", "kind", "expected"),
     [
-        ([404], SecretRefused, "is not there, or has no version; add one with gcloud secrets"),
+        ([404], SecretRefused, "does not exist, or has no version; add one with gcloud secrets"),
         ([400], SecretRefused, "is disabled or destroyed"),
         ([403] * 40, SecretRefused, "may not be read by this VM; grant its service account"),
         ([500] * 40, SecretUnavailable, "status 500"),
@@ -318,7 +318,7 @@ def test_a_webhook_of_a_secret_is_sent_to_and_never_shown(manager, reader, said,
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(None, "is not there"), (b"http://plain.invalid/x", "does not hold an https address")],
+    [(None, "does not exist"), (b"http://plain.invalid/x", "does not hold an https address")],
 )
 def test_a_webhook_that_cannot_be_had_ends_no_training(manager, reader, said, value, expected):
     if value is not None:

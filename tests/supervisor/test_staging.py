@@ -311,10 +311,10 @@ def test_an_attempt_cut_before_its_first_commit_begins_with_it_again(
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (lambda pin: Pin(pin.root, pin.folder, "0" * 64), "pinned is 0000"),
+        (lambda pin: Pin(pin.root, pin.folder, "0" * 64), "the pinned one is 0000"),
         (
             lambda pin: Pin(pin.root, f"t000009/s{0:012d}-00/", pin.digest),
-            "is not a checkpoint any more",
+            "is no longer a checkpoint",
         ),
     ],
 )
@@ -346,7 +346,7 @@ def test_a_damaged_object_of_it_is_found_before_it_is_read(world: World, pin: Pi
     assert world.head.end is not None and world.head.end.reason is Reason.USAGE
 
 
-# -- where the result goes besides -----------------------------------------------------------------
+# -- where to copy the result -----------------------------------------------------------------
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -299,7 +299,7 @@ class _Look:
                 self.blobs.suspect(
                     chain,
                     address,
-                    f"{place} changes as it trains, and stands in an object that cannot be saved; "
+                    f"{place} changes during training, and is in an object that cannot be saved; "
                     "give that object state_dict() and load_state_dict() and put it into the "
                     "state, or keep the value in a number, an array, a list or a dict of the class"
                     " itself",

@@ -196,8 +196,8 @@ def _restore_items(target: Any, node: Any, path: str, blobs: Blobs) -> Any:
         )
     if base is defaultdict and node["default"] == _LIVE and target is MISSING:
         raise DoesNotFit(
-            f"{path} is absent: the checkpoint holds a defaultdict, whose default is known to the "
-            "program only"
+            f"{path} is absent: the checkpoint holds a defaultdict, whose default only the program "
+            "knows"
         )
     value = _restored(target, base, node, path, blobs)
     if base is defaultdict and node["default"] != _LIVE:

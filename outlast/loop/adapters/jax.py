@@ -87,7 +87,8 @@ def parts(target: Any, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]:
 def _capture_array(value: jax.Array, path: str, blobs: Blobs) -> Node:
     if value.is_deleted():
         raise StateError(
-            f"{path} is an array that was donated to a function of JAX's and is gone; put what the "
+            f"{path} is an array that was donated to a JAX function and no longer exists; put what"
+            " the "
             "function returned into the state"
         )
     if not value.is_fully_addressable:
@@ -264,7 +265,7 @@ def _capture_pytree(
     blobs.need_target(value, path, kind_of(value))
     if blobs.noted(path, structure) != structure:
         raise StateError(
-            f"{path} is {kind_of(value)}, in which something has changed that JAX takes for static "
+            f"{path} is {kind_of(value)}, in which something has changed that JAX treats as static "
             "(a field without arrays, a number of children): a resumed run could not restore it; "
             "keep what changes in arrays or in a dict of the state"
         )

@@ -50,7 +50,7 @@ def capture(value: Any, path: str, blobs: Blobs) -> Node:
     variables, held = _of(value, path), _attributes_of(value)
     if not variables and not attributes.are_any(held) and blobs.survey is not None:
         raise StateError(
-            f"{path} is {kind_of(value)}, which has no variables: nothing of it would be saved; "
+            f"{path} is {kind_of(value)}, which has no variables, so nothing of it would be saved; "
             "leave it out of the state"
         )
     shapes = zlib.crc32(repr([tuple(item.shape) for item in variables]).encode())

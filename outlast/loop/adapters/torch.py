@@ -159,7 +159,7 @@ def why_refused(value: torch.Tensor) -> str | None:
     if value.layout != torch.strided:
         return f"of layout {value.layout}; save its indices and values"
     if value.device.type == "meta":
-        return "on the meta device and has no values; make it on a real one"
+        return "on the meta device and has no values; create it on a real device"
     if value.is_conj() or value.is_neg():
         return "a conjugated or negated view; resolve it"
     return None
@@ -215,7 +215,7 @@ def _view(blob: Blob, path: str) -> torch.Tensor:
     """The tensor of a blob on the CPU, without a copy."""
     dtype = _DTYPES.get(blob.dtype)
     if dtype is None:
-        raise DoesNotFit(f"{path}: the checkpoint holds {blob.dtype}, which this torch has not")
+        raise DoesNotFit(f"{path}: the checkpoint holds {blob.dtype}, which this torch lacks")
     if math.prod(blob.shape) * dtype.itemsize != blob.nbytes:
         raise DoesNotFit(
             f"{path}: the checkpoint holds {blob.nbytes} bytes for {tuple(blob.shape)} of "
@@ -579,8 +579,8 @@ def _restore_global(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
         torch.cuda.set_rng_state(item, device)
     if len(cuda) > here:
         say(
-            f"{path} holds the random numbers of {len(cuda)} GPUs, this machine has "
-            f"{here}; what the run draws on them will differ",
+            f"{path} holds the random numbers of {len(cuda)} GPUs, but this machine has "
+            f"{here}; random numbers drawn on them will differ",
         )
     return target
 

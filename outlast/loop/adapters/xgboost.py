@@ -78,14 +78,15 @@ def _config(booster: Any, path: str) -> str:
 def _refuse(config: dict[str, Any], path: str) -> None:
     if config["learner"]["gradient_booster"]["name"] == "gblinear":
         raise StateError(
-            f"{path} is a Booster of the kind gblinear, whose learning rate XGBoost does not put "
-            "back; keep booster.save_raw() in a dict and make a new Booster of it in each step"
+            f"{path} is a gblinear Booster, whose learning rate XGBoost does not restore; "
+            "keep booster.save_raw() in a dict and make a new Booster from it in each step"
         )
     for name, value in _numbers(config):
         if (name in _SHARES and value != 1) or (name in _DROPS and value != 0):
             raise StateError(
-                f"{path} samples ({name}={value:g}), and XGBoost cannot be asked how far its "
-                "random numbers are; train in segments and keep save_raw() of the last in a dict"
+                f"{path} samples ({name}={value:g}), and XGBoost does not reveal the position in"
+                " its "
+                "random numbers; train in segments and keep save_raw() of the last one in a dict"
             )
 
 

@@ -77,8 +77,8 @@ def parser() -> Options:
         prog="outlast train",
         usage="outlast train [options] -- COMMAND …",
         description=textwrap.fill(
-            "Run any training command so that it can be killed and resumes: CHECKPOINT_DIR holds "
-            "its last checkpoint when it starts, and what it writes there is kept.",
+            "Run any training command so that it resumes after it was killed: CHECKPOINT_DIR holds "
+            "its last checkpoint at the start, and files that it writes there are kept.",
             HELP_WIDTH,
         ),
         allow_abbrev=False,
@@ -93,27 +93,27 @@ def parser() -> Options:
         action="append",
         default=[],
         type=_named,
-        help="what {data} and DATA_DIR are: a file or a folder, local or gs://; may be repeated",
+        help="data for {data} and DATA_DIR: a file or folder, local or gs://; may be repeated",
     )
     top.add_argument("--shell", action="store_true", help="COMMAND is one line for the shell")
     top.add_argument(
         "--checkpoint-every",
         type=_every,
         default="auto",
-        help="at least so long between two checkpoints, such as 60s; default %(default)s",
+        help="least time between two checkpoints, such as 60s; default %(default)s",
     )
     top.add_argument(
         "--checkpoint-quiet-sec",
         type=_seconds,
         default=QUIET_SEC,
-        help="a folder that held still for so long is complete, where the command does not say "
-        "so itself; default %(default)s",
+        help="seconds without a change after which the checkpoint folder is complete, unless the "
+        "command says so; default %(default)s",
     )
     top.add_argument(
         "--checkpoint-dir",
         type=_named,
         metavar="FOLDER",
-        help="the folder where the command saves, as it is, instead of one that {checkpoint} names",
+        help="the folder in which the command saves by itself, instead of {checkpoint}",
     )
     for kind, meaning in _GLOBS.items():
         top.add_argument(
@@ -122,13 +122,13 @@ def parser() -> Options:
     top.add_argument(
         "--allow-no-output",
         action="store_true",
-        help="exit code 0 is the end even where the command saved nothing",
+        help="exit code 0 means done even if the command saved nothing",
     )
     top.add_argument(
         "--result-gb",
         type=_size,
         default=RESULT_GB_MAX,
-        help="new files in the working folder become the result up to this size; default "
+        help="limit for new files in the working folder that become the result; default "
         "%(default)g",
     )
     top.add_argument(
@@ -143,9 +143,9 @@ def parser() -> Options:
 
 
 _GLOBS = {
-    "checkpoint": "what is a checkpoint; everything else then is none",
-    "log": "files that only grow, and are no checkpoint by themselves",
-    "by-product": "files that come with a checkpoint, and are none by themselves",
+    "checkpoint": "checkpoint files; no other file makes a checkpoint",
+    "log": "files that only grow and make no checkpoint by themselves",
+    "by-product": "files that come with a checkpoint but make none by themselves",
 }
 
 
@@ -162,7 +162,7 @@ def _known_globs() -> str:
         )
         for name, globs in known.items()
     ]
-    begin = "Without globs of yours, all files are a checkpoint's but these:"
+    begin = "Without --checkpoint, all files are checkpoint files except these:"
     return "\n".join([begin, *texts]).replace("%", "%%")
 
 

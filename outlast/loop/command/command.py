@@ -130,7 +130,7 @@ def _check_first_line(program: str, file: Path) -> None:
             )
         if name and not os.path.exists(name):
             raise CommandError(
-                f"command {program!r}: its first line names {name}, which is not there; correct "
+                f"command {program!r}: its first line names {name}, which does not exist; correct "
                 "that line"
             )
     elif b"\0" not in begin:
@@ -143,7 +143,7 @@ def _check_first_line(program: str, file: Path) -> None:
 def not_started(program: str, error: OSError, cwd: Path) -> str:
     """Why a program did not start, as a sentence."""
     if not cwd.is_dir():
-        return f"command {program!r}: its folder {cwd} is not there"
+        return f"command {program!r}: its folder {cwd} does not exist"
     if isinstance(error, FileNotFoundError):
         try:
             if found := shutil.which(program if os.sep not in program else str(cwd / program)):

@@ -136,7 +136,7 @@ class Copier:
             if not same and not accept(before, after):
                 raise Changed("files changed while they were copied")
             if not copies and not chosen.links:
-                raise Changed("all its files vanished while they were copied")
+                raise Changed("all of its files were deleted while they were copied")
             links = _links_inside(self._root, chosen.links)
             self._write_notes(temporary / NOTES, chosen, links, odd, notes or Notes(said))
             self._remember(copies, chosen, flow, begun_ns)

@@ -31,7 +31,7 @@ def check_checkpoint_dir(command: Command, run_dir: Path) -> None:
     place = Path(os.path.realpath(command.cwd / command.checkpoint_dir))
     what = f"checkpoint-dir {command.checkpoint_dir}"
     if place.exists() and not place.is_dir():
-        raise CommandError(f"{what}: is a file; name the folder that it is in")
+        raise CommandError(f"{what}: is a file; name its folder")
     for named, other in (
         ("the working folder", command.cwd),
         ("the run's own folder", run_dir),
@@ -39,7 +39,7 @@ def check_checkpoint_dir(command: Command, run_dir: Path) -> None:
     ):
         if Path(os.path.realpath(other)).is_relative_to(place):
             raise CommandError(
-                f"{what}: holds {named} {other}; name a folder that holds checkpoints alone"
+                f"{what}: holds {named} {other}; name a folder that contains only checkpoints"
             )
 
 

@@ -56,7 +56,7 @@ class Failure:
     def __str__(self) -> str:
         return (
             f"{self.script} line {self.line}: {self.command!r} failed with {self.code}, and the "
-            "script went on and ended with 0; begin it with set -eo pipefail, or put || true "
+            "script continued and ended with 0; start it with set -eo pipefail, or put || true "
             "behind what may fail"
         )
 

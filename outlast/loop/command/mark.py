@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         return _refuse(f"mark: the supervisor cannot be reached ({error})", 1)
     if not answer:
-        return _refuse("mark: the supervisor has gone", 1)
+        return _refuse("mark: the supervisor has ended", 1)
     said = json.loads(answer)
     return _refuse(f"mark: {said['error']}", int(said["code"])) if "error" in said else 0
 

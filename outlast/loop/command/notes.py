@@ -81,7 +81,7 @@ def read(snapshot: Path, files: Iterable[str]) -> tuple[Notes, Entries]:
         if not isinstance(body, dict) or "format" not in body:
             raise ValueError("has no format")
     except (OSError, ValueError, RecursionError) as error:
-        raise DoesNotFit(f"{NOTES}: the checkpoint is none of a command ({error!r})") from None
+        raise DoesNotFit(f"{NOTES}: the checkpoint is not a command's ({error!r})") from None
     try:
         check_format(NOTES, body["format"], FORMAT)
         return _parsed(body, set(files))

@@ -157,7 +157,7 @@ class Outcome:
     def _no_output(self) -> str:
         resumed = self._welcome.restore is not None
         since = " since it resumed" if resumed else ""
-        reason = "it had finished before" if resumed else "it should leave nothing"
+        reason = "it had finished before" if resumed else "the command should leave nothing"
         return (
             f"the command exited with 0 and left nothing{since}: no new checkpoint, RESULT_DIR is "
             f"empty, and its working folder has no new file. If {reason}, allow that "
@@ -166,24 +166,26 @@ class Outcome:
 
     def _left_at_work(self, named: str) -> str:
         return (
-            f"the command exited with 0 while what it had started was still at work: {named}. Let "
-            "it wait for that (wait), or write its result into RESULT_DIR before it exits"
+            "the command exited with 0 while its background processes were still working:"
+            f" {named}. Let "
+            "it wait for them (wait), or write its result into RESULT_DIR before it exits"
         )
 
     def _too_large(self, produced: Produced, limit: int) -> str:
         size = told_size(produced.size)
         return (
-            f"the new files in the working folder {self._places.cwd} have {size}, more than the "
-            f"{told_size(limit)} that become a result by themselves: {produced.largest()}. Let the "
-            "command write what is wanted into RESULT_DIR, or raise the limit (--result-gb, "
+            f"the new files in the working folder {self._places.cwd} have {size}, more than the"
+            f" {told_size(limit)} that become a result automatically: {produced.largest()}. Let"
+            " the command write the files to keep into RESULT_DIR, or raise the limit"
+            " (--result-gb, "
             "outlast:resultGb)"
         )
 
     def _too_many(self) -> str:
         return (
             f"the working folder {self._places.cwd} holds more than {FILES_AT_END_MAX} files, too "
-            "many to become a result by themselves; let the command write what is wanted into "
-            "RESULT_DIR, and unpack data elsewhere"
+            "many to become a result automatically; let the command write the files to keep into"
+            " RESULT_DIR, and unpack data elsewhere"
         )
 
     def _make_result(self, produced: Produced, *, with_checkpoint: bool) -> None:

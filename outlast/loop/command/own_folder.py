@@ -49,7 +49,7 @@ def make_ready(
     aside = _move_aside(place, attempt - 1)
     if not restores:
         _put_back(place, aside, before)
-    return f"checkpoint-dir {folder}: what the attempt before left is in {aside} now"
+    return f"checkpoint-dir {folder}: what the attempt before left is now in {aside}"
 
 
 def _move_aside(place: Path, attempt: int) -> Path:

@@ -32,7 +32,7 @@ def put_back(snapshot: Path, root: Path) -> Notes:
     """
     kept = look(snapshot / FILES)
     for name in sorted(kept.links):
-        raise DoesNotFit(f"{FILES}/{name}: is a link; the checkpoint is none of a command")
+        raise DoesNotFit(f"{FILES}/{name}: is a link; the checkpoint is not a command's")
     notes, entries = read(snapshot, kept.files)
     stored = {name: snapshot / FILES / name for name in kept.files}
     odd = look(snapshot / ODD).files
@@ -46,7 +46,8 @@ def put_back(snapshot: Path, root: Path) -> Notes:
         if error.errno != errno.ENAMETOOLONG:
             raise
         raise DoesNotFit(
-            f"{NOTES}: {str(error.filename)[:80]!r}…: is longer than a file name may be here"
+            f"{NOTES}: {str(error.filename)[:80]!r}…: is longer than a file name may be on this"
+            " system"
         ) from None
     return notes
 

@@ -33,7 +33,7 @@ def tidy_result(folder: Path, *, without: Path | None = None) -> list[str]:
         name = path.name
         if name in TAKEN_NAMES and path.parent == folder:
             name = f"command-{name}"
-            said.append(f"{path.name}: the name is taken in a result, kept as {name}")
+            said.append(f"{path.name}: the name is reserved in a result; kept as {name}")
         elif not is_plain(name):
             name = plain_name(name)
             said.append(f"{_shown(path.name)}: no object can have this name, kept as {name}")

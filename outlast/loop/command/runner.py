@@ -202,9 +202,9 @@ class Runner:
         )
         if not found.is_known and not self._command.names_result:
             say(
-                f"the working folder {places.cwd} holds too many files to be looked through, so "
-                "that nothing in it becomes the result: start the command in a folder that holds "
-                "less, or let it write into RESULT_DIR"
+                f"the working folder {places.cwd} contains too many files to search, so nothing in"
+                " it becomes the result: start the command in a folder with fewer files, or let"
+                " it write into RESULT_DIR"
             )
         return found
 
@@ -278,7 +278,7 @@ class Runner:
         """The supervisor takes it for stuck and wants to know where: Python's own handler tells."""
         self._child.signal(signal.SIGABRT)
         time.sleep(DUMP_SEC)
-        raise LoopError("the command gave no sign of life")
+        raise LoopError("the command showed no sign of life")
 
     def dump_stacks(self, number: int, frame: object) -> None:
         """Handler of SIGABRT: only a flag."""

@@ -298,8 +298,9 @@ class Saves:
             )
             return
         self._warn(
-            f"CHECKPOINT_DIR: holds only logs and by-products ({some}), which are no checkpoint; "
-            "if one of them is, name it (--checkpoint GLOB, outlast:checkpointFiles)"
+            f"CHECKPOINT_DIR: contains only logs and by-products ({some}), which make no"
+            " checkpoint; "
+            "if one of them should, name it (--checkpoint GLOB, outlast:checkpointFiles)"
         )
 
     def _say_if_late(self, listing: Listing) -> None:
@@ -314,9 +315,10 @@ class Saves:
         if not self._warned_unsaved:
             self._warned_unsaved = True
             say(
-                f"CHECKPOINT_DIR was written to again before it had rested for "
-                f"{self._quiet_sec:g} s; a save is then kept only if it is certain that it was "
-                "over: call outlast mark after each save, save less often, or set a shorter time "
+                f"CHECKPOINT_DIR was written to again before it had been unchanged for "
+                f"{self._quiet_sec:g} s; a save is then kept only if it was certainly "
+                "complete: call outlast mark after each save, save less often, or set a shorter"
+                " time "
                 "(--checkpoint-quiet-sec, outlast:checkpointQuietSec)"
             )
 
@@ -403,14 +405,14 @@ class Saves:
                 return {"error": f"{place}: holds no files", "code": 1}
             if not found.state:
                 return {
-                    "error": f"{place}: holds only logs and by-products, such as "
+                    "error": f"{place}: contains only logs and by-products, such as "
                     f"{min(found.files)}; name what is a checkpoint (--checkpoint GLOB)",
                     "code": 1,
                 }
             if self._take(chosen, said="mark", before=before) is not None:
                 return {"step": self.step}
         return {
-            "error": f"{place}: could not be copied, it changed meanwhile or does not fit; "
+            "error": f"{place}: could not be copied: it changed meanwhile or does not fit; "
             "finish writing before the mark",
             "code": 1,
         }

@@ -26,8 +26,8 @@ def shell_of(line: str) -> list[str]:
         return ["/bin/sh", "-o", "pipefail", "-c"]
     if "|" in line:
         raise CommandError(
-            "command: the line has a | and this machine no bash, so that a failure before the | "
-            "would pass for success; install bash, or write the line without it"
+            "command: the line has a | and this machine has no bash, so a failure before the | "
+            "would look like success; install bash, or write the line without it"
         )
     return ["/bin/sh", "-c"]
 

@@ -95,7 +95,9 @@ def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
         through(tmp_path / "s", mine, theirs, begun)
     theirs = start()
     theirs["model"].tied = nnx.Param(jnp.ones((2, 3)))
-    with pytest.raises(DoesNotFit, match="tied .*in this program's or in the checkpoint's only"):
+    with pytest.raises(
+        DoesNotFit, match="tied .*only in this program's or only in the checkpoint's module"
+    ):
         through(tmp_path / "s", mine, theirs, begun)
     mine["model"].blocks = nnx.List([])
     with pytest.raises(StateError, match=r"Network of \d+ variables .* and was .*Network of"):
@@ -106,7 +108,7 @@ def test_a_module_that_appears_is_refused() -> None:
     box: dict[str, Any] = {"best": None}
     begun = state.survey({"box": box})
     box["best"] = nnx.clone(start()["model"])
-    with pytest.raises(StateError, match=r"\['best'\] is .*Network of .*was not there when"):
+    with pytest.raises(StateError, match=r"\['best'\] is .*Network of .*did not exist when"):
         state.capture_all({"box": box}, begun)
 
 

@@ -154,7 +154,7 @@ def test_arrays_over_several_devices(tmp_path: Path) -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    assert "state['box']['a'] is a JAX array over 2 devices, which was not there" in done.stdout
+    assert "state['box']['a'] is a JAX array over 2 devices, which did not exist" in done.stdout
 
 
 def test_one_array_in_two_places_is_one_and_equal_ones_are_two(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_pytree_that_appears_is_refused() -> None:
     box: dict[str, Any] = {"best": None}
     begun = state.survey({"box": box})
     box["best"] = layer(1)
-    with pytest.raises(StateError, match=r"\['best'\] is .*Layer, which was not there when"):
+    with pytest.raises(StateError, match=r"\['best'\] is .*Layer, which did not exist when"):
         state.capture_all({"box": box}, begun)
 
 

@@ -251,7 +251,7 @@ def test_what_changes_in_an_attribute_that_cannot_be_saved_is_refused_by_name() 
     begun = state.survey(mine)
     mine["model"].layers[-1].own.value += 1
     with pytest.raises(
-        StateError, match=r"own\.value changes as it trains, and stands in an object"
+        StateError, match=r"own\.value changes during training, and is in an object"
     ):
         state.capture_all(mine, begun)
 

@@ -85,7 +85,7 @@ def test_an_own_estimator_that_appears_later_is_refused() -> None:
     mine: dict[str, Any] = {"best": {}}
     begun = state.survey(mine)
     mine["best"]["clf"] = Own()
-    with pytest.raises(StateError, match=r"state\['best'\]\['clf'\] is .*Own, which was not there"):
+    with pytest.raises(StateError, match=r"state\['best'\]\['clf'\] is .*Own, which did not exist"):
         state.capture_all(mine, begun)
 
 

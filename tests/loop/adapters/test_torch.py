@@ -376,7 +376,7 @@ def test_a_machine_with_fewer_gpus_is_told(
 
     saved = snapshot.read(tmp_path / "s")
     state.restore_all({"rng": torch.random}, saved.nodes, saved.blobs)
-    assert "the random numbers of 1 GPUs, this machine has 0" in capsys.readouterr().err
+    assert "the random numbers of 1 GPUs, but this machine has 0" in capsys.readouterr().err
 
 
 class Rows(torch.utils.data.Dataset):
