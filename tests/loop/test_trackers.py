@@ -75,7 +75,7 @@ def test_one_trackers_run_has_each_step_once_after_a_cut(tmp_path: Path) -> None
             "import time\ndef init(**_): time.sleep(600)",
             "does not answer; the training ends without",
         ),
-        ("def init(**_): raise OSError('no route')", "OSError: no route; training goes on"),
+        ("def init(**_): raise OSError('no route')", "OSError: no route; training continues"),
     ],
 )
 def test_a_tracker_that_hangs_or_fails_costs_rows_there_only(
@@ -183,7 +183,7 @@ def test_a_trouble_that_comes_back_is_said_once_and_another_one_too(
     assert sender.rows == list(range(1, 8)) and sender.calls == 14
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(": ")[2].partition(": ")[2] for line in said] == [
-        "OSError: request 00000001 of 10.0.0.1 was refused; training goes on",
+        "OSError: request 00000001 of 10.0.0.1 was refused; training continues",
         "RuntimeError: the last file was not sent; rows may be missing there",
     ]
 
@@ -203,7 +203,7 @@ def test_many_different_troubles_are_not_said_for_ever(
     tracker.close(interrupted=False)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == trackers.TROUBLES_MAX
-    assert said[-1].endswith("; further troubles are not shown; training goes on")
+    assert said[-1].endswith("; further troubles are not shown; training continues")
 
 
 def test_a_tracker_that_is_not_there_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
