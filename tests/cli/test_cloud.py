@@ -121,7 +121,7 @@ def test_what_the_rehearsal_does_done_by_hand(shell: Shell):
     status = shell.status()
     head = status["url"].removeprefix("gs://").split("/", 1)[1] + "HEAD"
     bucket = status["url"].split("/")[2]
-    assert "HEAD is whole" in shell.outlast("repair", "dev").stderr
+    assert "HEAD is intact" in shell.outlast("repair", "dev").stderr
     found.call("DELETE", f"/storage/v1/b/{bucket}/o/{head.replace('/', '%2F')}")
     lost = shell.outlast("resume", "dev")
     assert (lost.returncode, lost.stdout) == (1, "")
@@ -159,7 +159,7 @@ def test_a_crash_loses_nothing_and_a_reset_everything(shell: Shell):
         done = shell.outlast("cloud", command, "--state", str(shell.state))
         (sentence,) = done.stderr.splitlines()
         assert (done.returncode, done.stdout) == (1, "")
-        assert f"none runs on {shell.state}; start one: outlast cloud start" in sentence
+        assert f"none is running on {shell.state}; start one: outlast cloud start" in sentence
 
     shell.take_over(shell.cloud("start"))
     assert running(shell).call("GET", "/storage/v1/b/kept-bucket/o/a?alt=media") == {"b": 1}
@@ -195,7 +195,7 @@ def test_of_two_clouds_on_one_folder_the_second_is_refused(shell: Shell):
             assert out == b""
         else:
             assert str(first.pid) in out.decode()
-    with pytest.raises(CloudError, match="runs already"):
+    with pytest.raises(CloudError, match="already running"):
         clouds.start(shell.state, find_parts(), dies_with_us=True)
     assert running(shell) == first and first.vms() == []
 
@@ -327,7 +327,7 @@ def test_stop_ends_no_process_that_got_the_clouds_number(
         endpoint = {"pid": stranger.pid, "port": 1, "provider_port": 2}
         (shell.state / "endpoint.json").write_text(json.dumps(endpoint))
         done = shell.outlast("cloud", "stop", "--state", str(shell.state))
-        assert done.returncode == 1 and "none runs on" in done.stderr
+        assert done.returncode == 1 and "none is running on" in done.stderr
         clouds.LocalCloud(shell.state, stranger.pid, 1, 2).stop()
         assert stranger.poll() is None
     finally:

@@ -197,7 +197,7 @@ def test_a_first_bake_that_is_killed_goes_with_its_stack(bakery: Bakery, stage: 
     builder = bakery.cloud.call("GET", f"{API}/zones/{vm['zone']}/instances/{vm['name']}")
     assert builder["scheduling"]["instanceTerminationAction"] == "DELETE"
     said = bakery.project.outlast("destroy", "dev")
-    assert "bake: was being made when pulumi was killed; taken up" in said
+    assert "bake: was being created when pulumi was killed; added to the state" in said
     assert f"builder {vm['name']}: left by an earlier bake, deleted" in said
     assert bakery.family() == {}
     bakery.check_that_nothing_bills()
@@ -220,7 +220,7 @@ def test_an_earlier_recipe_is_gone_back_to_after_a_later_bakes_kill(
     script.write_text(text)
     if recovered:
         said = bakery.project.outlast("recover", "dev")
-        assert "bake: was being made when pulumi was killed; taken up" in said
+        assert "bake: was being created when pulumi was killed; added to the state" in said
     else:
         bakery.project.pulumi("cancel", "--yes", "dev")  # its lock only
         changed = {name: op for name, (op, _) in bakery.project.steps().items() if op != "same"}

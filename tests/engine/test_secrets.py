@@ -151,7 +151,7 @@ def test_a_secret_that_is_missing_or_disabled_is_refused_and_ends_a_run_clearly(
     secret = keep(stack.cloud, "wandb", TOKEN)
     stack.cloud.call("POST", f"{secret}/versions/1:disable", {})
     said = stack.pulumi("preview", "-s", "dev", fails=True)
-    assert "is disabled, and a VM reads an enabled one; enable it: gcloud secrets" in said
+    assert "is disabled, and the VM needs an enabled one; enable it: gcloud secrets" in said
     # Where it is disabled only after the review, the next VM ends the run at once, by its name.
     stack.cloud.call("POST", f"{secret}/versions/1:enable", {})
     stack.up()

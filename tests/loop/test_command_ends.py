@@ -40,7 +40,7 @@ def test_a_training_that_is_left_in_the_background_is_not_done(place: Place, lef
     code, _, err = place.shell(f"{left}\nexit 0")
     assert code == 1, err
     (error,) = place.supervisor.of(Error)
-    assert error.kind == "trainer" and "still at work: " in error.message
+    assert error.kind == "trainer" and "still working: " in error.message
     assert "wait" in error.message and not place.supervisor.of(Complete)
 
 

@@ -174,7 +174,7 @@ def test_a_finished_run_is_kept_as_it_is(tmp_path: Path, argv: list[str]) -> Non
     other = programs.run(tmp_path, [*argv[:-1], "2.0"])
     assert other.returncode == 64 and "Traceback" not in other.stderr
     assert f"run folder {run_dir}: belongs to another run (other flags, or" in other.stderr
-    assert "give another --run-dir, or the flags that it was begun with" in other.stderr
+    assert "give another --run-dir, or the flags that it was started with" in other.stderr
     assert programs.head(run_dir) == before
 
 

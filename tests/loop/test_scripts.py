@@ -128,7 +128,7 @@ with outlast.train(state, 5, run_dir="run") as run:
         step(torch.ones(3))
         model.average.update()
 """,
-        "state['model'].average.shadow['weight'] changes as it trains",
+        "state['model'].average.shadow['weight'] changes during training",
     ),
     "an optimiser that is made in the first step": (
         """

@@ -469,7 +469,10 @@ def test_rows_hold_plain_numbers(supervisor: FakeSupervisor) -> None:
         (lambda run: None, "the training has made no steps"),
         (lambda run: (list(run.steps()), run.steps().__next__()), "a run has one loop"),
         (lambda run: (list(run.steps()), run.result("../x")), "must be a relative path"),
-        (lambda run: (list(run.steps()), run.result("metrics.json")), "given to run.eval"),
+        (
+            lambda run: (list(run.steps()), run.result("metrics.json")),
+            "automatically from run.eval",
+        ),
         (lambda run: [run.log(step=1) for _ in run.steps()], "every row has its step already"),
         (lambda run: [run.log(a=[1]) for _ in run.steps()], "a [1]: must be a number or a string"),
         (lambda run: [run.log(a=np.complex64(1j)) for _ in run.steps()], "not complex64"),

@@ -155,7 +155,7 @@ def test_what_changes_and_cannot_be_saved_is_refused(change: Any, place: str) ->
     begun = state.survey(mine)
     state.capture_all(mine, begun)
     change(mine["m"])
-    with pytest.raises(StateError, match=rf"state\['m'\]{place}.* changes as it trains"):
+    with pytest.raises(StateError, match=rf"state\['m'\]{place}.* changes during training"):
         state.capture_all(mine, begun)
 
 
