@@ -11,7 +11,7 @@ from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.base.state import Entry, State
 from outlast.localcloud.compute import rules
 from outlast.localcloud.compute.calls import Call, Handler, Row
-from outlast.localcloud.compute.catalogue import ZONES, Catalogue
+from outlast.localcloud.compute.catalogue import ZONES
 from outlast.localcloud.compute.declared_kinds import (
     DEFAULT_NETWORK,
     DISK,
@@ -20,11 +20,10 @@ from outlast.localcloud.compute.declared_kinds import (
     NETWORK,
     SUBNETWORK,
     Kind,
-    network_of,
 )
 from outlast.localcloud.compute.given import Given
 from outlast.localcloud.compute.links import Json, Links, fingerprint
-from outlast.localcloud.compute.project_images import Bake, ProjectImages
+from outlast.localcloud.compute.project_images import ProjectImages
 
 # Output only: a body may carry them, for clients send back whole answers.
 OUTPUT_FIELDS = frozenset(
@@ -41,20 +40,18 @@ class Declared:
         state: State,
         links: Links,
         given: Given,
-        catalogue: Catalogue,
         now: Callable[[], float],
         operation: Callable[[str, str, str], Json],
         disks: Callable[[str], Iterable[Json]],
         users: Callable[[str], Sequence[str]],
-        bake: Bake,
+        images: ProjectImages,
     ) -> None:
         """`operation(kind, path, target id)` records what was done; `disks(zone)` are the VMs';
-        `users(path)` are the paths of the VMs that a declared disk is attached to;
-        `bake(zone, disk, folder, force)` copies what one of them holds."""
+        `users(path)` are the paths of the VMs that a declared disk is attached to."""
         self._state = state
         self._table = state.table("compute/declared")
-        self._images = ProjectImages(state, catalogue, bake)
-        self.image_size_gb = self._images.image_size_gb
+        self._images = images
+        self.image_size_gb = images.image_size_gb
         self._links = links
         self._given_things = given
         self._now = now
@@ -72,50 +69,23 @@ class Declared:
         self._table.clear()
 
     def routes(self) -> list[Row]:
-        """(method, path, handler, permission) of every path below a project."""
+        """The calls that every kind has, below a project; `SpecialCalls` has the others."""
         table: list[Row] = []
         for kind in KINDS:
             one = kind.path + "/{name}"
-            insert = self._insert_image if kind is IMAGE else self._on(kind, self._insert)
             table += [
-                ("POST", kind.path, insert, f"{kind.collection}.create"),
                 ("GET", kind.path, self._on(kind, self._list), f"{kind.collection}.list"),
                 ("DELETE", one, self._on(kind, self._delete), f"{kind.collection}.delete"),
             ]
-            if kind is IMAGE:  # also those of other projects
-                table.append(("GET", kind.path + "/family/{family}", self._get_family, None))
-                table.append(("GET", one, self._get_image, None))
-            else:
+            if kind is not IMAGE:
+                create = f"{kind.collection}.create"
+                table.append(("POST", kind.path, self._on(kind, self.insert), create))
                 table.append(("GET", one, self._on(kind, self._get), f"{kind.collection}.get"))
             update = f"{kind.collection}.update"
             table.append(("PATCH", one, self._on(kind, self._patch), update))
             if kind.labelled:
                 labels = f"{kind.collection}.setLabels"
                 table.append(("POST", one + "/setLabels", self._on(kind, self._label), labels))
-        subnetwork, disk = SUBNETWORK.path + "/{name}", DISK.path + "/{name}"
-        table += [
-            (
-                *("POST", subnetwork + "/expandIpCidrRange", self._expand_range),
-                "subnetworks.expandIpCidrRange",
-            ),
-            (
-                *("POST", subnetwork + "/setPrivateIpGoogleAccess", self._set_private_access),
-                "subnetworks.setPrivateIpGoogleAccess",
-            ),
-            ("POST", disk + "/resize", self._resize_disk, "disks.resize"),
-            ("POST", IMAGE.path + "/{name}/deprecate", self._deprecate, "images.deprecate"),
-            ("GET", "global/routes", self._nothing("routeList"), "routes.list"),
-            (
-                "GET",
-                "zones/{zone}/autoscalers",
-                self._nothing("autoscalerList"),
-                "autoscalers.list",
-            ),
-            (
-                *("GET", "regions/{region}/autoscalers", self._nothing("regionAutoscalerList")),
-                "autoscalers.list",
-            ),
-        ]
         return table
 
     # What every kind has
@@ -129,7 +99,7 @@ class Declared:
     def _place(self, kind: Kind, call: Call) -> str:
         return kind.path.format_map(dict(call.params))
 
-    def _entry(self, kind: Kind, call: Call) -> Entry:
+    def entry(self, kind: Kind, call: Call) -> Entry:
         """The declared thing that a call names, by its name or its number."""
         place, asked = self._place(kind, call), call["name"]
         for key in (f"{place}/{asked}", *(self._table if asked.isdigit() else ())):
@@ -157,7 +127,8 @@ class Declared:
             return [self._given_things.image(image) for image in self._images.given()]
         return []
 
-    def _shown(self, kind: Kind, entry: Entry) -> Json:
+    def shown(self, kind: Kind, entry: Entry) -> Json:
+        """The JSON of a declared thing."""
         answer = {
             "kind": f"compute#{kind.one}",
             "id": entry["id"],
@@ -179,7 +150,8 @@ class Declared:
             answer["users"] = [self._links.link(user) for user in users]
         return {**answer, **entry["body"]}
 
-    def _insert(self, kind: Kind, call: Call) -> Json:
+    def insert(self, kind: Kind, call: Call) -> Json:
+        """Declares a thing; the operation."""
         place = self._place(kind, call)
         name = rules.check_name("resource.name", call.body.get("name"))
         path = f"{place}/{name}"
@@ -222,12 +194,12 @@ class Declared:
         for one in self._given(kind, call):
             if call["name"] in (one["name"], one["id"]):
                 return one
-        return self._shown(kind, self._entry(kind, call))
+        return self.shown(kind, self.entry(kind, call))
 
     def _list(self, kind: Kind, call: Call) -> Json:
         place = self._place(kind, call) + "/"
         declared = [self._table[key] for key in self._table if key.startswith(place)]
-        items = [*self._given(kind, call), *(self._shown(kind, entry) for entry in declared)]
+        items = [*self._given(kind, call), *(self.shown(kind, entry) for entry in declared)]
         return {
             "kind": f"compute#{kind.one}List",
             "id": place.rstrip("/"),
@@ -235,27 +207,28 @@ class Declared:
             "selfLink": self._links.link(place.rstrip("/")),
         }
 
-    def _change(self, kind: Kind, entry: Entry, body: Json, operation: str) -> Json:
+    def change(self, kind: Kind, entry: Entry, body: Json, operation: str) -> Json:
+        """Keeps a thing's new body, once it is checked; the operation."""
         changed = {**entry, "body": body, "fingerprint": entry["fingerprint"] + 1}
         self._table[entry["path"]] = self._settled(kind, changed)
         return self._operation(operation, entry["path"], entry["id"])
 
     def _patch(self, kind: Kind, call: Call) -> Json:
-        entry = self._entry(kind, call)
+        entry = self.entry(kind, call)
         _check_fingerprint(entry, call.body.get("fingerprint"), "Invalid fingerprint.")
         changes = self._body(call.body)
         _check_fixed(kind, entry, call.body.get("name"), changes)
-        return self._change(kind, entry, rules.merged(entry["body"], changes), "patch")
+        return self.change(kind, entry, rules.merged(entry["body"], changes), "patch")
 
     def _label(self, kind: Kind, call: Call) -> Json:
-        entry = self._entry(kind, call)
+        entry = self.entry(kind, call)
         _check_fingerprint(
             entry,
             call.body.get("labelFingerprint") or "",
             "Labels fingerprint either invalid or resource labels have changed",
         )
         body = {**entry["body"], "labels": call.body.get("labels") or {}}
-        return self._change(kind, entry, body, "setLabels")
+        return self.change(kind, entry, body, "setLabels")
 
     def _delete(self, kind: Kind, call: Call) -> Json:
         path = f"{self._place(kind, call)}/{call['name']}"
@@ -268,7 +241,7 @@ class Declared:
                 f"'{project}{user}'",
                 "resourceInUseByAnotherResource",
             )
-        entry = self._entry(kind, call)
+        entry = self.entry(kind, call)
         del self._table[entry["path"]]
         if kind is IMAGE:
             self._images.forget(entry["name"])
@@ -287,68 +260,6 @@ class Declared:
         return None
 
     # What single kinds have
-
-    async def _expand_range(self, call: Call) -> Json:
-        entry = self._entry(SUBNETWORK, call)
-        wanted = str(call.body.get("ipCidrRange") or "")
-        old, new = network_of(entry["body"]["ipCidrRange"]), network_of(wanted)
-        if not (new.prefixlen < old.prefixlen and old.subnet_of(new)):
-            raise rules.invalid(
-                "ipCidrRange", wanted, f"Must contain the subnetwork's own range {old}."
-            )
-        body = {**entry["body"], "ipCidrRange": wanted}
-        return self._change(SUBNETWORK, entry, body, "expandIpCidrRange")
-
-    async def _set_private_access(self, call: Call) -> Json:
-        entry = self._entry(SUBNETWORK, call)
-        allowed = bool(call.body.get("privateIpGoogleAccess"))
-        body = {**entry["body"], "privateIpGoogleAccess": allowed}
-        return self._change(SUBNETWORK, entry, body, "setPrivateIpGoogleAccess")
-
-    async def _resize_disk(self, call: Call) -> Json:
-        entry = self._entry(DISK, call)
-        size, wanted = int(entry["body"]["sizeGb"]), str(call.body.get("sizeGb") or "")
-        if not wanted or int(wanted) <= size:
-            raise rules.invalid("sizeGb", wanted, f"Must be larger than the current size {size}.")
-        body = {**entry["body"], "sizeGb": wanted}
-        return self._change(DISK, entry, body, "resizeDisk")
-
-    def _nothing(self, kind: str) -> Handler:
-        """A list that clients ask for and that is always empty."""
-
-        async def handle(call: Call) -> Json:
-            return {"kind": f"compute#{kind}", "items": []}
-
-        return handle
-
-    async def _insert_image(self, call: Call) -> Json:
-        name = rules.check_name("resource.name", call.body.get("name"))
-        source = str(call.body.get("sourceDisk") or "")
-        if "/disks/" in source and f"{IMAGE.path}/{name}" not in self._table:
-            self.disk_size_gb(source)
-            await self._images.bake(name, source, call.query.get("forceCreate") == "true")
-        operation = self._insert(IMAGE, call)
-        self._images.offer(self._table[f"{IMAGE.path}/{name}"])
-        return operation
-
-    async def _deprecate(self, call: Call) -> Json:
-        entry = self._entry(IMAGE, call)
-        body = {**entry["body"], "deprecated": call.body}
-        if call.body.get("state") in (None, "ACTIVE"):
-            del body["deprecated"]
-        operation = self._change(IMAGE, entry, body, "deprecate")
-        self._images.offer(self._table[entry["path"]])
-        return operation
-
-    async def _get_image(self, call: Call) -> Json:
-        return self._image(f"projects/{call['project']}/global/images/{call['name']}")
-
-    async def _get_family(self, call: Call) -> Json:
-        return self._image(f"projects/{call['project']}/global/images/family/{call['family']}")
-
-    def _image(self, path: str) -> Json:
-        image, entry = self._images.find(path)
-        return self._shown(IMAGE, entry) if entry else self._given_things.image(image)
 
     def disk_path(self, zone: str, reference: str) -> str:
         """The path of a declared disk of a zone that a `source` names."""

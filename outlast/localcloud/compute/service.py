@@ -15,6 +15,8 @@ from outlast.localcloud.compute.groups import Groups
 from outlast.localcloud.compute.instances import Instances
 from outlast.localcloud.compute.links import Json
 from outlast.localcloud.compute.platform import Platform
+from outlast.localcloud.compute.project_images import ProjectImages
+from outlast.localcloud.compute.special_calls import SpecialCalls
 from outlast.localcloud.compute.templates import Templates
 from outlast.localcloud.compute.vm_disks import VmDisks
 from outlast.localcloud.vm.machine import Machine
@@ -29,23 +31,26 @@ class Compute(Service):
         capacity = self.platform.fleet.capacity
         links, operations = self.platform.links, self.platform.operations
         self._given = Given(cloud.project, cloud.project_number, links, capacity)
+        images = ProjectImages(cloud.state, self.platform.catalogue, self._disks.bake)
         self._declared = Declared(
             cloud.state,
             links,
             self._given,
-            self.platform.catalogue,
             cloud.clock.now,
             operations.record,
             self._disks.of_zone,
             lambda path: [user for user, _ in self._disks.users_of(path)],
-            self._disks.bake,
+            images,
         )
+        table = cloud.state.table("compute/declared")
+        self._special = SpecialCalls(self._declared, images, self._given, table)
         self._api = Api(cloud, operations, self.platform.until, self.platform.wake)
 
     def routes(self) -> list[BaseRoute]:
         """Every path of both versions; they raise ApiError."""
         return self._api.routes(
             [
+                *self._special.routes(),
                 *self._declared.routes(),
                 *Instances(self.platform, self._disks, self._declared.disk_path).routes(),
                 *Groups(self.platform).routes(),
