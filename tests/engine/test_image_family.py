@@ -41,7 +41,7 @@ def test_a_recipe_is_baked_booted_from_and_baked_again(
     assert "outlast:imageRecipe: installs nothing" in stack.up(fails=True)
     stack.set("outlast:imageRecipe.trainers", "true")
     said = stack.pulumi("preview", "-s", "dev", fails=True)
-    assert "is gone since" in said and "its successor is" in said
+    assert "has not existed since" in said and "its successor is" in said
     stack.set("outlast:imageRecipe.base", "debian-cloud/debian-13")
     stack.set("outlast:delivery", "image")
 

@@ -80,7 +80,7 @@ def test_an_outage_of_ten_minutes_is_waited_for(away: Away, phase: str) -> None:
     act()
     assert away.clock.elapsed >= away.until
     started = [line for line in away.said if "trying again for up to 15 min" in line]
-    assert len(started) == 1 and any("went through" in line for line in away.said)
+    assert len(started) == 1 and any("succeeded at try" in line for line in away.said)
     assert len(away.said) < 12
 
 

@@ -377,11 +377,11 @@ def test_a_builder_that_nobody_waits_for_goes_at_its_limit(cloud: LocalCloud, ro
 @pytest.mark.parametrize(
     ("stage", "again"),
     [
-        ("bakes from", "at work already"),
-        ("baking", "at work already"),
-        ("done, stopping", "at work already"),
-        (": off", "has done its work already"),
-        (": made", "is there already"),
+        ("bakes from", "already at work"),
+        ("baking", "already at work"),
+        ("done, stopping", "already at work"),
+        (": off", "has already done its work"),
+        (": made", "exists already"),
     ],
 )
 def test_a_bake_that_was_killed_is_mended_by_the_next(
