@@ -137,14 +137,6 @@ BOOT_REASONS = frozenset(
 )
 """Ends of a boot that never held the term, for `boots/….end.json`."""
 
-SHELL_BOOT_REASONS = frozenset(
-    {Reason.NEVER_STARTED, Reason.SETUP_FAILED, Reason.FORBIDDEN, Reason.STUCK_LEAVING}
-)
-"""The part of BOOT_REASONS that the startup scripts themselves may write."""
-
-SUPERVISOR_EXITS = frozenset({DONE, USAGE, INTERRUPTED, FENCED})
-"""Exit codes with which a supervisor ends on purpose; any other one is a crash."""
-
 
 def reason_of_exit(code: int) -> Reason:
     """The reason for a trainer's exit code, if the machine keeps running.

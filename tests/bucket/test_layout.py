@@ -216,7 +216,6 @@ def test_reasons_fall_into_one_kind_each() -> None:
     ]
     for reason in Reason:
         assert sum(reason in kind for kind in kinds) <= 1
-    assert exits.SHELL_BOOT_REASONS <= exits.BOOT_REASONS
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,18 @@ import pytest
 from outlast.base import exits
 from outlast.spec import startup_script
 
+SHELL_BOOT_REASONS = frozenset(
+    {
+        exits.Reason.NEVER_STARTED,
+        exits.Reason.SETUP_FAILED,
+        exits.Reason.FORBIDDEN,
+        exits.Reason.STUCK_LEAVING,
+    }
+)
+"""The ends of a boot that the startup scripts themselves may write."""
+SUPERVISOR_EXITS = frozenset({exits.DONE, exits.USAGE, exits.INTERRUPTED, exits.FENCED})
+"""Exit codes with which a supervisor ends on purpose; any other one is a crash."""
+
 HERE = Path(__file__).parent
 REPO = HERE.parent.parent
 SCRIPTS = sorted((REPO / "startup").glob("*.sh"))
@@ -77,7 +89,7 @@ def test_exit_codes_are_those_of_python() -> None:
     shell = {
         name.removeprefix("EXIT_"): int(value) for name, value in constants("EXIT_[A-Z]+").items()
     }
-    assert set(shell.values()) == exits.SUPERVISOR_EXITS
+    assert set(shell.values()) == SUPERVISOR_EXITS
     assert all(getattr(exits, name) == value for name, value in shell.items())
     assert int(constants("MAX_NO_PROGRESS")["MAX_NO_PROGRESS"]) == exits.MAX_NO_PROGRESS
 
@@ -85,7 +97,8 @@ def test_exit_codes_are_those_of_python() -> None:
 def test_reasons_are_those_that_the_shell_may_write() -> None:
     reasons = set(constants("REASON_[A-Z_]+").values())
     assert reasons
-    assert reasons <= {reason.value for reason in exits.SHELL_BOOT_REASONS}
+    assert reasons <= {reason.value for reason in SHELL_BOOT_REASONS}
+    assert SHELL_BOOT_REASONS <= exits.BOOT_REASONS
 
 
 @pytest.mark.parametrize("name", ["boot.sh", "bake.sh"])
