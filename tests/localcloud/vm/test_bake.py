@@ -221,7 +221,7 @@ def test_a_recipe_becomes_an_image_that_vms_boot_from(cloud: LocalCloud, root: P
 
     # The same recipe again: nothing is baked, the image is the same.
     code, said = bake(cloud, root)
-    assert code == 0 and "is there already" in said and "bakes from" not in said
+    assert code == 0 and "exists already" in said and "bakes from" not in said
 
     # A changed script: a new image, the old one deprecated; the old recipe again: the old image.
     write_script(root, "mark 2")
