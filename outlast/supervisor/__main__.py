@@ -69,7 +69,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs one entry in a separate thread, so that the main thread is free for signal handlers."""
+    """Runs one entry in a separate thread, so that the main thread stays free for signal
+    handlers."""
     fill_streams()
     try:
         options = parser().parse_args(argv)
@@ -94,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
             write_line(f"outlast: {error}")
             codes.append(exits.USAGE)
         except BaseException as error:
-            # Before the main thread hears of it: that ends the process at once.
+            # Report it before `ended` is set: the main thread then ends the process at once.
             write_stderr(crash_report(error))
         finally:
             ended.set()

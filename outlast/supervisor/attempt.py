@@ -1,4 +1,4 @@
-"""One attempt: a term that this machine holds, from the restore to the record of its end.
+"""One attempt: the term that this machine holds, from the restore to the record of its end.
 
 One thread decides. It reads an inbox that all others write to: the trainer's connection, the
 trainer's process, the machine's notices, the one thread that commits, and the thread that
@@ -91,14 +91,15 @@ TRAINERS_ERRORS = (
     NotADirectoryError,
     IsADirectoryError,
 )
-"""What committing a folder raises where the trainer made it badly, not the machine."""
+"""Errors of a commit that the trainer's folder causes, not the machine."""
 MAINTENANCE_EVERY_SEC = 30.0
 
 LAST_ROOM = 3
-"""Snapshots that a loop may leave: one on its way, the best one, and what it ended with."""
+"""Most snapshots in flight after the loop has ended: one being committed, the best one, and the
+last."""
 
 AFTER_SEC = 600.0
-"""A program may go on for so long after its training is complete."""
+"""Seconds that a program may keep running after its training is complete."""
 SECOND_TRAINING = (
     "outlast.train was called a second time in one program, which is one run: its result would be "
     "the first training's alone; make each of its trainings a part of the run (part='a name')"
@@ -153,11 +154,11 @@ class Attempt:
         self._under_way = 0
         """Jobs submitted and not finished."""
         self._snapshots = 0
-        """Those of them that commit a snapshot."""
+        """Jobs among them that commit a snapshot."""
         self._finishing = False
-        """Whether the job under way ends the attempt."""
+        """Whether the submitted job ends the attempt."""
         self._exit_said: int | None = None
-        """The program's exit code, where the trainer has said it."""
+        """The program's exit code, if the trainer has sent it."""
         self._maintenance_at: float | None = None
         self._verdict_at: float | None = None
         self._judged = False
@@ -174,10 +175,9 @@ class Attempt:
         self._kept_data: set[DataFingerprint] = set()
 
     def run(self) -> Outcome:
-        """Restore, train, commit, end.
+        """Restores, trains, commits and ends.
 
-        Raises nothing that HEAD, the store, the disk or the trainer did.
-        """
+        Errors of HEAD, the store, the disk and the trainer become the outcome; none is raised."""
         try:
             try:
                 outcome = self._prepare() or self._set_up() or self._train()
@@ -193,7 +193,8 @@ class Attempt:
     # -- before the trainer -------------------------------------------------------------------
 
     def _prepare(self) -> Outcome | None:
-        """Permission, restore, start record; an outcome if it must not train."""
+        """Checks the permission, restores and records the start. Returns an outcome if this machine
+        must not train."""
         refused = self._preparation.allowed()
         if refused is not None:
             return refused
@@ -208,7 +209,7 @@ class Attempt:
         return None
 
     def _set_up(self) -> Outcome | None:
-        """The trainer's code and its packages; an outcome if they cannot be had."""
+        """Prepares the trainer's code and packages. Returns an outcome if that fails."""
         self.progress.phase = "setup"
         self._reports.begin(
             self.progress, self._latest, self.spec.timeouts.heartbeat, self._inbox.put
@@ -244,7 +245,7 @@ class Attempt:
         return self._outcome
 
     def _poll_sec(self) -> float:
-        """Until the next moment that a timer may care about."""
+        """Seconds until the next timer is due, at most POLL_SEC."""
         ends = [self._verdict_at, self._leaving.trainer_until if self._leaving else None]
         now = time.monotonic()
         waits = [end - now for end in ends if end is not None and end > now]
@@ -289,7 +290,7 @@ class Attempt:
                     raise error
 
     def _note_sign(self) -> None:
-        """The trainer gets on: it is not stuck, and neither is this machine."""
+        """Notes that the trainer makes progress, so neither it nor this machine counts as stuck."""
         self._sign_at = time.monotonic()
         self._silence_said = False
         self.site.sign()
@@ -353,7 +354,7 @@ class Attempt:
                 link.send(Error(f"{name}: is not for a trainer to say", "protocol"))
 
     def _stage(self, request: Fetch, channel: Channel) -> None:
-        """Let the trainer have its data; what comes of it arrives as events."""
+        """Starts to fetch data for the trainer; the results arrive as events."""
 
         def answer(message: Message) -> None:
             with contextlib.suppress(Closed):
@@ -364,7 +365,7 @@ class Attempt:
         self._staging.ask(request, answer)
 
     def _keep_data(self, fingerprint: DataFingerprint) -> None:
-        """In HEAD before anything that is committed from now on."""
+        """Records the fingerprint in HEAD before the next commit."""
         if fingerprint not in self._kept_data:
             self._kept_data.add(fingerprint)
             keep = lambda: self.head_file.set_data(fingerprint, term=self.term)  # noqa: E731
@@ -373,8 +374,8 @@ class Attempt:
     # -- snapshots and other jobs of the committing thread ------------------------------------
 
     def _offer(self, link: Link, snapshot: Snapshot) -> None:
-        """At most one snapshot in flight; while stopping another may wait for it, and those of a
-        loop that is over wait in line."""
+        """Accepts a snapshot or answers Busy. One may be in flight; two while stopping; LAST_ROOM
+        if the loop has ended."""
         room = LAST_ROOM if snapshot.last else 1 if self._leaving is None else 2
         if self._snapshots >= room or self._complete is not None:
             link.send(Busy(snapshot.id))
@@ -398,7 +399,7 @@ class Attempt:
         self._submit(Job("commit", lambda: self._jobs.commit(snapshot, begin), snapshot))
 
     def _end_part(self, link: Link, complete: Complete) -> None:
-        """What a part ended with is committed after the snapshots before it."""
+        """Commits what a part ended with, after the snapshots before it."""
         self._snapshots += 1
         link.send(Accepted(COMPLETE_ID))
         if self._rooms.place_of(complete.result) is None:
@@ -413,7 +414,8 @@ class Attempt:
         self._submit(Job("commit", lambda: self._jobs.commit(ended, begin, is_end=True), ended))
 
     def _fits(self, link: Link, leaving: Leaving) -> bool:
-        """Whether a commit begun now can finish before the machine ends; says so where not."""
+        """Whether a commit that starts now can finish before the machine ends. If not, logs it and
+        tells the trainer."""
         left_sec = leaving.until - time.monotonic()
         in_flight = self._snapshots > 0
         if not leaving.snapshot or (
@@ -460,7 +462,7 @@ class Attempt:
         elif done.job.name == RESULT:
             self._trainings.give_result(link, done.value)
         elif isinstance(error, CommitError | OSError):
-            # Only a result can be so: its files are the trainer's.
+            # Only a result gets here: its files are the trainer's.
             self._complete, self._finishing, self._keeping = None, False, False
             link.error = Error(f"the result could not be kept: {error}", "trainer")
         elif error is not None:
@@ -481,12 +483,12 @@ class Attempt:
     # -- time ---------------------------------------------------------------------------------
 
     def _tend(self, link: Link, *, quiet: bool) -> None:
-        """All that depends on time. ``quiet``: nothing was waiting to be handled."""
+        """Does everything that depends on time. ``quiet``: no event was waiting."""
         if self._outcome is not None:
             return
         now = time.monotonic()
         bytes_left = self._committer.bytes_left
-        if bytes_left != self._bytes_left:  # an upload gets on, whatever its trainer does
+        if bytes_left != self._bytes_left:  # an upload makes progress, whatever the trainer does
             self._bytes_left = bytes_left
             self.site.sign()
         if self._complete is not None:
@@ -500,9 +502,9 @@ class Attempt:
             self._judge(link, now)
 
     def _finish(self, link: Link, complete: Complete, now: float) -> None:
-        """End the run as done, once the program that completed its training has ended: one that
-        begins another training instead is refused, and its run is not done. It has a limited time,
-        and none where the machine stops."""
+        """Ends the run as done once the program that completed its training has ended. If it starts
+        another training instead, that training is refused and the run is not done. The program has
+        AFTER_SEC to end, but no time if the machine stops."""
         waits = link.trainer.restarts and not link.gone and self._leaving is None
         if waits and now - self._completed_at < AFTER_SEC and self._limit.left_sec > 0:
             return
@@ -511,8 +513,8 @@ class Attempt:
             self._submit(Job("result", lambda: self._jobs.finish_done(complete)))
 
     def _has_exited(self, link: Link) -> bool:
-        """Whether the program has ended with exit code 0; one that was asked to stop has not come
-        to its end for sure."""
+        """Whether the program has ended with exit code 0. False for one that was asked to stop: it
+        may not have reached its end."""
         if self._leaving is not None or self._trainings.reading:
             return False
         return self._exit_said == 0 or (link.gone and link.exit_code == 0)
@@ -524,14 +526,14 @@ class Attempt:
             self._submit(Job("result", lambda: self._jobs.finish_parts(parts)))
 
     def _watch(self, link: Link, now: float, *, quiet: bool) -> None:
-        """The time of a trainer that is at work."""
+        """Checks the time limits of a running trainer."""
         if link.channel is None and link.overdue:
             link.kill("was not there")
         elif self._leaving is not None:
             if now >= self._leaving.trainer_until:
                 link.kill("did not stop in time")
         elif self._trainings.reading:
-            self._sign_at = now  # it waits for us
+            self._sign_at = now  # the trainer waits for the supervisor
         elif quiet and now - self._sign_at >= self.spec.timeouts.stall and self._is_stuck(link):
             self._stall(link)
         elif (left_sec := self._limit.left_sec) <= 0:
@@ -542,7 +544,8 @@ class Attempt:
             self._ask_for_checkpoint(link, now)
 
     def _ask_for_checkpoint(self, link: Link, now: float) -> None:
-        """Once the trainer is there and nothing is in flight; then again after a while."""
+        """Asks for a checkpoint if the trainer is connected and nothing is in flight, and schedules
+        the next request."""
         if link.channel is not None and self._snapshots == 0:
             link.send(Checkpoint("maintenance"))
             wait_sec = max(MAINTENANCE_EVERY_SEC, 3 * (self.progress.commit_sec or 0.0))
@@ -551,7 +554,7 @@ class Attempt:
     # -- stopping it --------------------------------------------------------------------------
 
     def _stop(self, link: Link, reason: Reason, message: str, until: float) -> None:
-        """Tell the trainer to hand over its state; the upload needs the rest of the time."""
+        """Tells the trainer to hand over its state, early enough for the upload."""
         before = self._leaving
         leaving, plan = self._outlooks.leaving(
             reason, message, until, in_flight=self._snapshots > 0, before=before
@@ -577,8 +580,8 @@ class Attempt:
         link.send(Stop(left_sec, leaving.snapshot))
 
     def _is_stuck(self, link: Link) -> bool:
-        """Whether a trainer that gives no sign is to be ended. One that a person started may be
-        paused (Ctrl-Z, a closed lid, a debugger): that is only said, once."""
+        """Whether to end a trainer that gives no sign. One that a person started may be paused
+        (Ctrl-Z, a closed lid, a debugger): that is only logged, once."""
         if link.trainer.restarts:
             return True
         if not self._silence_said:
@@ -601,7 +604,8 @@ class Attempt:
     # -- the verdict --------------------------------------------------------------------------
 
     def _judge(self, link: Link, now: float) -> None:
-        """The trainer has gone without completing and nothing is in flight: why, and what next."""
+        """Decides why the trainer ended without completing, and what comes next. Nothing is in
+        flight."""
         if self._leaving is not None:
             self._judged = True
             reason = self._leaving.reason
@@ -618,7 +622,7 @@ class Attempt:
             self._outcome = Outcome(Next.STOP, reason, message)
             return
         if self._verdict_at is None:
-            # A machine that dies takes its trainer down first: its end is not the user's.
+            # A dying machine may kill its trainer first; that must not count as the user's failure.
             self._verdict_at = now + self.spec.timeouts.failure_grace
             self.progress.phase = "verdict"
             mask = self.site.mask.text
@@ -652,7 +656,7 @@ class Attempt:
         return reason, message
 
     def _goes_on(self) -> str:
-        """What the same command begins with: the last line that its user sees."""
+        """Says where the same command will continue: the last line that its user sees."""
         return self._trainings.parts.goes_on()
 
     # -- the end --------------------------------------------------------------------------------
@@ -666,8 +670,8 @@ class Attempt:
             self._worker.close()
 
     def _end(self, outcome: Outcome) -> None:
-        """The last heartbeat, the rest of the logs, and the record of the end."""
-        self.site.clock.training = True  # worth finishing, too: SIGTERM ends no sleep
+        """Sends the last heartbeat and the rest of the logs, and records the end."""
+        self.site.clock.training = True  # this is worth finishing too: SIGTERM must not end a sleep
         reason = "" if outcome.message.startswith(outcome.reason) else f"{outcome.reason}: "
         _log.info(f"term {self.term}: {reason}{outcome.message}")
         self._reports.close(last_words=outcome.next is not Next.WATCH)

@@ -38,7 +38,7 @@ class CodeUnavailable(Exception):
 
 @dataclass(frozen=True)
 class Code:
-    """What a trainer or command is started from."""
+    """The code that a trainer or command is started from."""
 
     source: Path | None = None
     """Folder with its own files; None for one of the bundle's trainers or a command in the
@@ -56,15 +56,15 @@ class CodeSetup:
 
     bundle: Path
     home: Path
-    """Kept between boots; everything in it is complete."""
+    """Kept between boots; every folder in it is complete."""
     secrets: TrainerSecrets
     builder: Builder
     patience: Patience
 
     def prepare(self, git: Git | None) -> Code:
-        """Prepares everything. Raises CodeRefused and CodeUnavailable, and what `clock.sleep`
-        raises on a stopping machine.
-        """
+        """Prepares the secrets, the code and its packages. `git` is None if the code is in the
+        bundle. Raises CodeRefused, CodeUnavailable, and whatever `clock.sleep` raises on a stopping
+        machine."""
         try:
             self.secrets.load()
             if git is None:
@@ -80,7 +80,7 @@ class CodeSetup:
         except (GitRefused, EnvironmentRefused, SecretRefused) as error:
             raise CodeRefused(str(error)) from None
         except (EnvironmentUnreachable, SecretUnavailable, subprocesses.Stuck, OSError) as error:
-            # No second wait for a stuck process: half an hour is already lost.
+            # A stuck process is not retried: half an hour is already lost.
             raise CodeUnavailable(str(error)) from None
         return Code(code.source, code.folder, programs)
 

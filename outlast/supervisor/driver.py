@@ -25,7 +25,8 @@ def wait_for_gpus(
     sleep: Sleep = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> str:
-    """Waits until `count` GPUs answer. Returns an empty text, or what is wrong after the limit."""
+    """Waits until `count` GPUs answer. Returns an empty text, or the problem that remains after
+    `limit_sec`."""
     end = clock() + limit_sec
     said = ""
     while True:
@@ -42,7 +43,7 @@ def wait_for_gpus(
 
 
 def _missing(count: int) -> str:
-    """What keeps the GPUs from being used; empty if nothing does."""
+    """The problem that keeps the GPUs from being used; empty if there is none."""
     try:
         asked = subprocess.run(
             ["nvidia-smi", "--list-gpus"],

@@ -1,4 +1,4 @@
-"""The end of an attempt: the meaning of an error, and the end record."""
+"""The end of an attempt: the outcome of an error, and the end record."""
 
 import contextlib
 import logging
@@ -34,12 +34,11 @@ from outlast.supervisor.site import Next, Outcome, Site
 _log = logging.getLogger(__name__)
 
 END_RECORD_SEC = 10.0
-"""Seconds to retry the end record if a person waits, the store was already given up, or a higher
-term holds the run.
-"""
+"""Seconds to retry the end record if a person waits, if the store already failed for too long, or
+if a higher term holds the run."""
 
 ENDING_ERRORS = (HeadError, RestoreError, StoreError, OSError, Interrupted)
-"""Errors of HEAD, the store, the disk and a notice, each of which has an outcome."""
+"""Errors that have an outcome: those of HEAD, the store, the disk and a notice."""
 
 
 class Ending:
@@ -53,7 +52,7 @@ class Ending:
         self._site = site
         self._committer = committer
         self._gave_up = False
-        """Whether the store was given up."""
+        """Whether the store did not answer within its time."""
 
     # -- what an error means ------------------------------------------------------------------
 
@@ -80,7 +79,8 @@ class Ending:
             case OSError():
                 message = self._disk_message(error)
                 if error.errno in scratch_space.FULL and not trained:
-                    # No VM of this machine type has enough room: ten such ends end the run.
+                    # No VM of this machine type has enough room; ten such ends in a row end the
+                    # run.
                     return Outcome(Next.STOP, Reason.RESTORE_ERROR, message)
                 return self._host_error(message, repeats=True)
             case Interrupted():
@@ -101,7 +101,7 @@ class Ending:
         return Outcome(Next.STOP, reason, message, repeats=repeats and stopping is None)
 
     def _disk_message(self, error: OSError) -> str:
-        # A store in a folder names that; of what is written here the system mostly names no file.
+        # A store in a folder names that folder; errors of files written here mostly name no file.
         work = self._site.work
         named = Path(os.fsdecode(error.filename)) if error.filename else None
         message = str(error) if named else f"files in {work}: {error}"
@@ -118,7 +118,8 @@ class Ending:
     # -- the record ---------------------------------------------------------------------------
 
     def state(self, outcome: Outcome) -> State:
-        """The run's state after this attempt, as far as known."""
+        """The run's state after this attempt: as HEAD says after an end, if it can be read, else
+        open."""
         if outcome.next is Next.LEAVE:
             with contextlib.suppress(HeadError, StoreError):
                 return self._head_file.fresh().read().head.state
@@ -151,7 +152,7 @@ class Ending:
         )
 
     def _patience(self, outcome: Outcome) -> Patience:
-        """A stopping machine has at most until its end."""
+        """The patience for the end record. A stopping machine has at most until its end."""
         patience, stopping = self._head_file.patience.fresh(), self._site.notices.stopping
         if stopping is not None:
             return patience.within(max(0.0, stopping.until - time.monotonic()))
@@ -160,7 +161,8 @@ class Ending:
 
 
 def reason_of_notice(notices: Notices) -> Reason:
-    """What the machine says of its end; SIGTERM alone does not tell."""
+    """The reason that the machine gives for its end; INTERRUPTED if it gives none, since SIGTERM
+    alone names no reason."""
     stopping = notices.look()
     return stopping.reason if stopping is not None else Reason.INTERRUPTED
 
@@ -176,7 +178,7 @@ def _reason_of(error: HeadError) -> Reason:
 
 
 def ended_head(head: Head) -> str:
-    """A sentence about a run that has ended."""
+    """A clause that says how a run has ended."""
     end = head.end
     if end is None:
         return "the run is open"

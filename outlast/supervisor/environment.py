@@ -54,38 +54,39 @@ _log = logging.getLogger(__name__)
 
 
 MARK = ".complete"
-"""In an environment: what it is of, once it is whole."""
+"""File in a complete environment: the keys of its layers, or the digest of the locked file in an
+image."""
 WRITTEN = "outlast-requirements.txt"
-"""The one file that pip gets."""
+"""The requirements file that pip gets."""
 INSTALLED = "outlast-wheels.txt"
-"""Beside the wheels: what pip installs, each by its hash."""
+"""File beside the wheels: the wheels that pip installs, each with its hash."""
 LAST_LINES = 20
 BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
-"""What reading a zip raises that is none, or is encrypted, or is damaged inside."""
+"""Errors of reading a file that is not a zip, or a zip that is encrypted or damaged."""
 
 _NOT_FETCHED = "Could not fetch URL"
-"""A line of pip's log that it does not show: what an index answered."""
+"""Marks lines of pip's log that pip does not print: the answers of an index."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Wheels that are made, kept and fetched together."""
+    """Wheels that are built, kept and fetched together."""
 
     name: str
     key: str
     root: Path | None
-    """What a build needs around it; None if nothing is built from files."""
+    """The folder that a build needs; None if nothing is built from files."""
     at: str = "."
     """The folder below `root` where pip runs."""
     asked: Requirements | None = None
-    """What is asked for; None for the project itself."""
+    """The requirements; None for the project itself."""
     argv: tuple[str, ...] = ()
-    """Of the project itself."""
+    """pip's arguments for the project itself."""
 
 
 def layers(need: Path, root: Path | None = None) -> list[Layer]:
-    """What a requirements file, or a folder of a project, asks for. `root` holds it, and all that
-    it may include. EnvironmentRefused: nothing, or something that cannot be had."""
+    """The layers of a requirements file, or of a project's folder. `root` holds it and all that it
+    may include. Raises EnvironmentRefused if the requirements cannot be read or met."""
     root = root or (need.parent if need.is_file() else need)
     name = need.relative_to(root).as_posix()
     try:
@@ -105,7 +106,7 @@ def layers(need: Path, root: Path | None = None) -> list[Layer]:
 
 
 def _requirements(name: str, root: Path, at: str, asked: Requirements) -> Layer:
-    """Wheels of what is asked for; what is built from files counts by their bytes."""
+    """The layer of the requirements. Its key covers the bytes of local files that are built."""
     beside = {
         f"{local}/{file}": data
         for local in asked.locals
@@ -117,7 +118,8 @@ def _requirements(name: str, root: Path, at: str, asked: Requirements) -> Layer:
 
 
 def _files(place: Path) -> dict[str, bytes]:
-    """A folder's files, or the file alone under an empty name."""
+    """A folder's files by relative path, without caches and .git; a single file under an empty
+    name."""
     if place.is_file():
         return {"": place.read_bytes()}
     left_out = {"__pycache__", ".git"}
@@ -129,7 +131,8 @@ def _files(place: Path) -> dict[str, bytes]:
 
 
 def _key(asked: dict[str, str]) -> str:
-    """Wheels are of one interpreter and one libc."""
+    """The key of a layer; it includes the interpreter, the machine and the libc that wheels depend
+    on."""
     place = {
         "python": sys.implementation.cache_tag,
         "machine": platform.machine(),
@@ -140,32 +143,34 @@ def _key(asked: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Builder:
-    """Makes the environment of this machine, the only user of its folders."""
+    """Builds the environment of this machine, and is the only user of its folders."""
 
     home: Path
     store: Store
     kept: str
-    """Prefix of what is kept in the bucket, with a slash at the end."""
+    """Prefix of the kept wheels in the bucket, with a slash at the end."""
     log: Path
     patience: Patience
     baked: Path | None = None
-    """The environment that the image may have: of the file whose SHA-256 stands in its mark."""
+    """The environment that the image may have; its mark holds the SHA-256 of the file that it was
+    built from."""
     token: Callable[[], str] | None = None
-    """The VM's own, for indexes of Google."""
+    """Returns the VM's own token, for indexes of Google."""
     email: Callable[[], str] | None = None
-    """Of the VM's service account."""
+    """Returns the address of the VM's service account, for messages."""
     secret: Callable[[str], bytes] | None = None
-    """Reads `outlast:gitSecret`; raises what a `SecretReader` raises."""
+    """Reads `outlast:gitSecret`; raises the errors of `SecretReader`."""
     forbidden_sec: float = 0.0
-    """A refusal by such an index may be IAM that is still spreading, for so long."""
+    """Seconds in which a refusal by such an index may mean that new permissions are still
+    spreading."""
     recorded: Recorded = NotRecorded()
-    """What this run has begun with."""
+    """The digests of the wheels that this run started with."""
     user: TrainerUser | None = None
-    """Whom packages are built by: a build runs code of theirs. None: this process's own user."""
+    """User that builds packages: a build runs the packages' code. None: this process's own user."""
 
     def ensure(self, need: Path, root: Path | None = None, code: Git | None = None) -> Path:
-        """The folder of the environment's programs, made if it is not there or not whole.
-        `root` as `layers` has it; `code` is the commit that the code comes from, whose secret opens
+        """The folder of the environment's programs; builds it if it is missing or incomplete.
+        `root` as in `layers`; `code` is the commit that the code comes from, whose secret opens
         other repositories of the same host.
 
         Raises EnvironmentRefused, EnvironmentUnreachable, subprocesses.Stuck, and what
@@ -202,8 +207,8 @@ class Builder:
         return venv / "bin"
 
     def _make_venv(self, venv: Path) -> None:
-        """An environment with pip: of ensurepip, or of the wheel that the boot has left in this
-        one, where the system's Python has no ensurepip."""
+        """Creates an environment with pip: from ensurepip, or from the wheel that the boot left in
+        this interpreter's folder if the system's Python has no ensurepip."""
         argv = [sys.executable, "-m", "venv"]
         wheel = next(Path(sys.prefix).glob("pip-*.whl"), None)
         if wheel is None:
@@ -214,7 +219,8 @@ class Builder:
         self._run([*pip, "--no-index", "--no-deps", str(wheel)], "pip install")
 
     def _is_baked(self, wanted: list[Layer], baked: Path) -> bool:
-        """Whether a locked file is all that is asked for, and the image's environment is of it."""
+        """Whether a locked file is all that is wanted, and the image's environment was built from
+        it."""
         mark, (first, *others) = baked / MARK, wanted
         asked = first.asked
         if others or asked is None or not asked.is_hashed or not asked.data or not mark.is_file():
@@ -222,8 +228,8 @@ class Builder:
         return mark.read_text().strip() == hashlib.sha256(asked.data).hexdigest()
 
     def _wheels(self, layer: Layer, venv: Path, code: Git | None) -> list[Path]:
-        """The layer's wheels: from this disk, from the bucket, or made and kept there; those that
-        the run may install, and no others."""
+        """The layer's wheels that the run may install: from this disk, from the bucket, or built
+        and then kept there."""
         folder = self.home / "wheels" / layer.key
         if folder.is_dir():
             if self._is_allowed(layer, _wheels_in(folder)):
@@ -244,7 +250,8 @@ class Builder:
         return _wheels_in(folder)
 
     def _fetch_allowed(self, layer: Layer, scratch: Path, into: Path) -> bool:
-        """Whether the bucket has the layer, and may be believed; what is recorded is recorded."""
+        """Fetches the layer from the bucket if the run may install it; records its digest. False if
+        it must be built."""
         if not self._fetch(layer, scratch, into):
             return False
         if self._is_allowed(layer, _wheels_in(into)):
@@ -261,8 +268,8 @@ class Builder:
         return False
 
     def _is_allowed(self, layer: Layer, wheels: list[Path]) -> bool:
-        """By the hashes that the file names, or else as they were recorded; the first that come
-        are recorded, unless the file has hashes."""
+        """Whether the run may install the wheels: the requirements name their hashes, or HEAD has
+        their digest. Without hashes, the first wheels are allowed."""
         if kept_wheels.are_named(layer.asked, wheels):
             return True
         known = self.recorded.digest(layer.key)
@@ -271,7 +278,8 @@ class Builder:
         return known == kept_wheels.digest_of(wheels)
 
     def _record(self, layer: Layer, folder: Path) -> None:
-        """Of wheels that lie in the bucket: the next attempt finds the same."""
+        """Records the digest of wheels that are in the bucket, so that the next attempt installs
+        the same."""
         self.recorded.keep(layer.key, kept_wheels.digest_of(_wheels_in(folder)))
 
     def _refuse(self, layer: Layer, where: str) -> None:
@@ -313,7 +321,7 @@ class Builder:
                         f"environment {self._name(layer)}: holds {name!r}, and may hold wheels"
                         " only; delete the object, and the next boot builds it again"
                     )
-            # Wheels are stored as they are: what claims to be larger unpacked would fill the disk.
+            # Wheels are stored uncompressed: a zip that unpacks to more bytes would fill the disk.
             size = sum(member.file_size for member in archive.infolist())
             if size > packed.stat().st_size:
                 raise EnvironmentRefused(
@@ -324,7 +332,8 @@ class Builder:
             archive.extractall(into)
 
     def _drop_bad(self, layer: Layer, kept: Object, error: Exception) -> None:
-        """What is kept is not a zip: every boot would meet it, so it makes room for a good one."""
+        """Deletes a kept file that is not a zip, so that a good one can be put there: every boot
+        would read it."""
         name = self._name(layer)
         _log.info(f"environment {name}: is not a complete zip file ({error}); building it again")
         try:
@@ -339,8 +348,8 @@ class Builder:
 
     def _make(self, layer: Layer, into: Path, venv: Path, code: Git | None) -> None:
         def once() -> None:
-            # A build writes into its folder, which is the run's own and stays as it was delivered.
-            # Another try gets another: a build may leave links where root is about to write.
+            # A build writes into its folder, and the run's own folder must stay as delivered. Each
+            # try gets a fresh copy: a build may leave links in places where root is about to write.
             with tempfile.TemporaryDirectory(prefix=".build-", dir=into.parent) as scratch:
                 self._build(layer, into, venv, code, Path(scratch))
 
@@ -348,7 +357,7 @@ class Builder:
         Patience(self.patience.clock, limits=limits)(once, "environment")
 
     def _build(self, layer: Layer, into: Path, venv: Path, code: Git | None, scratch: Path) -> None:
-        """One try, again while a permission may still be spreading."""
+        """Builds a layer once, and again while a permission may still be spreading."""
         copy = scratch / "folder"
         if layer.root is not None:
             ignore = shutil.ignore_patterns(".git")
@@ -370,7 +379,7 @@ class Builder:
             _take_over(made, self.user.uid, into)
 
     def _hand_over(self, copy: Path, into: Path, scratch: Path) -> Path:
-        """Lets the user build in ``copy``; the folder where it leaves the wheels."""
+        """Lets the user build in ``copy``; returns the folder in which it leaves the wheels."""
         assert self.user is not None
         for folder in (into.parent, scratch):
             folder.chmod(0o711)
@@ -380,8 +389,8 @@ class Builder:
         return made
 
     def _asked(self, asked: Requirements, cwd: Path, code: Git | None) -> list[str]:
-        """Writes the one file for pip, with the commits that it names beside it; none if nothing
-        is for this machine."""
+        """Writes the requirements file for pip and the commits that it names; returns pip's
+        arguments, none if nothing is for this machine."""
         lines = []
         for number, one in enumerate(asked.wanted):
             path = ""
@@ -432,7 +441,7 @@ class Builder:
                 " outlast:trainerUser to root"
             )
         if hosts and self.token is not None:
-            # In a file of root's, never in a command line.
+            # The token is in a file of root's, never in a command line.
             netrc = scratch / "netrc"
             netrc.touch(0o600)
             token = self.token()
@@ -450,7 +459,8 @@ class Builder:
         self._run(argv, what, cwd=cwd, env=env, layer=layer, details=details)
 
     def _keep(self, layer: Layer, scratch: Path, made: Path) -> None:
-        """The first to come counts, so that all boots have the same."""
+        """Keeps the wheels in the bucket. If another machine was first, its wheels are used, so
+        that all boots have the same."""
         packed = scratch / "made.zip"
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
             for wheel in sorted(made.glob("*.whl")):
@@ -461,7 +471,7 @@ class Builder:
             self._record(layer, made)
         except PreconditionFailed:
             if _is_hashed(layer):
-                return  # pip has just checked these, whatever lies there
+                return  # pip has just checked these, so the bucket's do not matter
             shutil.rmtree(made)
             made.mkdir()
             self._fetch_allowed(layer, scratch, made)
@@ -479,7 +489,7 @@ class Builder:
         layer: Layer | None = None,
         details: PlainFile | None = None,
     ) -> None:
-        """Runs pip; what builds a ``layer`` as `user`, and with ``details`` as its log."""
+        """Runs pip; a build of a ``layer`` runs as `user`, with ``details`` as its log."""
         scratch = self.home / "tmp"  # /tmp may be memory
         scratch.mkdir(parents=True, exist_ok=True)
         kept = {
@@ -511,7 +521,7 @@ class Builder:
 
 
 def _take_over(made: Path, owner: int, into: Path) -> None:
-    """Copies the wheels that a build has left, and nothing else of it."""
+    """Copies the wheels that a build has left, and no other file."""
     try:
         for wheel in plain_files(made, owner):
             if kept_wheels.NAME.fullmatch(wheel.name):

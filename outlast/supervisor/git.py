@@ -30,13 +30,13 @@ from outlast.supervisor import subprocesses
 SUBMODULES_DEEP = 8
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 LFS_POINTER_BYTES = 1024
-"""A pointer is shorter."""
+"""Every pointer is shorter than this."""
 
 
 def fetch(git: Git, secret: bytes | None, into: Path, *, pause: Callable[[float], None]) -> None:
     """Writes the commit's files into the new folder `into`, completely or not at all. An exception
-    from `pause` ends it. Raises GitRefused, GitUnreachable, subprocesses.Stuck and OSError.
-    """
+    from `pause` ends the fetch. Raises GitRefused, GitUnreachable, subprocesses.Stuck and
+    OSError."""
     into.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".git-", dir=into.parent))
     order = {
@@ -67,7 +67,7 @@ def fetch(git: Git, secret: bytes | None, into: Path, *, pause: Callable[[float]
 
 
 def main() -> None:
-    """The process's whole life: one order, one answer."""
+    """Reads one order from standard input and prints one answer."""
     order = json.load(sys.stdin)
     secret = order["secret"]
     answer = {"refused": "", "unreachable": ""}
@@ -97,8 +97,8 @@ def _fetch(git: Git, secret: bytes | None, scratch: Path) -> None:
 
 
 def _check_out(git: Git, secret: bytes | None, scratch: Path, files: Path, deep: int = 0) -> None:
-    """The commit in the folder `files`, its submodules in it. `scratch` is made, and holds what is
-    needed for the time of the fetch."""
+    """Checks the commit out into the folder `files`, with its submodules. Creates `scratch` for
+    temporary files."""
     from dulwich.index import InvalidPathError, build_index_from_tree
     from dulwich.objects import Commit, ObjectID
     from dulwich.repo import Repo
@@ -108,7 +108,7 @@ def _check_out(git: Git, secret: bytes | None, scratch: Path, files: Path, deep:
     wanted = ObjectID(git.commit.encode())
     with Repo.init_bare(str(scratch / "repository"), mkdir=True) as repo:
         fetch_objects(git, secret, repo, scratch)
-        # By name: an object's name is the hash of its bytes.
+        # Read by name: an object's name is the hash of its bytes.
         store = repo.object_store
         commit = store[wanted] if wanted in store else None  # noqa: SIM401 - it has no get
         if not isinstance(commit, Commit):
@@ -134,7 +134,7 @@ def _check_out(git: Git, secret: bytes | None, scratch: Path, files: Path, deep:
 
 
 def _submodules(git: Git, store: Any, tree: Any, files: Path) -> Iterator[tuple[str, Git]]:
-    """The submodules of a commit that lies in `files`: path and what is to be fetched for it."""
+    """Yields the path of each submodule of the commit in `files`, and how to fetch it."""
     from dulwich.config import ConfigFile, parse_submodules
     from dulwich.submodule import iter_cached_submodules
 
@@ -157,8 +157,8 @@ def _submodules(git: Git, store: Any, tree: Any, files: Path) -> Iterator[tuple[
 
 
 def _place_of_submodule(raw: bytes, files: Path) -> str:
-    """A submodule's path in the folder of the commit, which chose it: one that leads nowhere
-    else."""
+    """A submodule's path, checked: the commit chose it, and it must not lead out of the commit's
+    folder."""
     try:
         path = check_relative(raw.decode(), "submodule")
     except ValueError as error:
@@ -177,7 +177,7 @@ def _place_of_submodule(raw: bytes, files: Path) -> str:
 
 
 def _submodule(git: Git, path: str, address: str, commit: str) -> Git:
-    """How a submodule is fetched: an address may be relative to that of the repository."""
+    """How to fetch a submodule; its address may be relative to that of the repository."""
     base, rest = git.url.rstrip("/"), address
     while rest.startswith(("./", "../")):
         step, _, rest = rest.partition("/")
@@ -193,7 +193,7 @@ def _submodule(git: Git, path: str, address: str, commit: str) -> Git:
         ) from None
     here = git.remote
     if remote.scheme == "ssh" and here.scheme == "https" and remote.host == here.host:
-        # The secret goes to no other port of the host than the one that it was given for.
+        # The secret must reach only the port of the host that it was given for.
         return replace(found, url=f"https://{here.authority}/{remote.path.lstrip('/')}")
     if (remote.scheme, remote.known_as) == (here.scheme, here.known_as):
         return found
@@ -206,7 +206,7 @@ def _submodule(git: Git, path: str, address: str, commit: str) -> Git:
 
 
 def _lfs_pointers(folder: Path) -> list[Path]:
-    """The files in it that only point to what Git LFS keeps."""
+    """The files in a folder that are only pointers to Git LFS."""
     found = []
     for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
         if path.is_file() and not path.is_symlink() and path.stat().st_size < LFS_POINTER_BYTES:

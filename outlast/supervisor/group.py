@@ -1,4 +1,4 @@
-"""Membership of the managed instance group, and leaving it.
+"""Membership in the managed instance group, and leaving it.
 
 The group recreates every VM that is powered off or deleted; only ``deleteInstances`` on the group
 itself ends that. The call takes names, and a recreated VM keeps its name, so a VM first looks for
@@ -36,7 +36,7 @@ Sleep = Callable[[float], object]
 
 @dataclass(frozen=True)
 class Member:
-    """This VM is in its group."""
+    """Answer: this VM is in its group."""
 
     name: str
     zone: str
@@ -44,34 +44,34 @@ class Member:
 
 @dataclass(frozen=True)
 class NotMember:
-    """It is not a member, or the group does not exist."""
+    """Answer: this VM is not a member, or the group does not exist."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """The answer is unknown."""
+    """Answer: not known."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Left:
-    """The group has released this VM, now or earlier."""
+    """Answer: the group has released this VM, now or earlier."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The group refused; asking again may help after the permissions are corrected."""
+    """Answer: the group refused. Asking again may help after the permissions are corrected."""
 
     why: str
 
 
 class Membership(Protocol):
-    """What the supervisor needs from a group."""
+    """The questions that the supervisor asks a group."""
 
     def membership(self) -> Member | NotMember | Unknown:
         """Whether this machine is in its group now."""
@@ -138,11 +138,11 @@ class Group:
         return NotMember(f"group {self.name} has no instance {self._instance_id}")
 
     def leave(self) -> Left | Refused | Unknown:
-        """Looks for this VM in the group and deletes it from there, or else resizes the group to 0.
+        """Looks for this VM in the group and deletes it there; if that is refused, resizes the
+        group to 0.
 
-        To be called only if a successor of the same name would have to leave too: between the
-        look and the call the group may have put one in this VM's place.
-        """
+        Call it only if a successor of the same name would have to leave too: between the look and
+        the call, the group may have replaced this VM."""
         member = self.membership()
         if isinstance(member, NotMember):
             return Left(member.why)
@@ -158,7 +158,7 @@ class Group:
             if error.trouble is not None and error.status != 403:
                 return Unknown(str(error))
             refusal = str(error)
-        # Refused perhaps because it is not a member any more: the group is then a successor's.
+        # It may be refused because it is no longer a member: the group then has a successor.
         again = self.membership()
         if isinstance(again, NotMember):
             return Left(again.why)
@@ -199,7 +199,7 @@ class Group:
         try:
             token = self._metadata.token()
         except MetadataError as error:
-            # No service account at all is as final as a refusal: no token will ever come.
+            # Without a service account a token will never come, so this is as final as a refusal.
             status = 403 if isinstance(error, Absent) else 0
             raise RequestFailed(status, f"{what}: no token ({error})") from None
         headers = {"Authorization": f"Bearer {token}"}
@@ -216,7 +216,7 @@ class Group:
 
 
 def find_group(metadata: Metadata, attributes: Mapping[str, str]) -> Group | NoGroup:
-    """The group of this VM by the attribute that the group sets."""
+    """The group of this VM, from the attribute that the group sets; NoGroup without it."""
     created_by = attributes.get("created-by", "")
     return Group(metadata, created_by) if created_by else NoGroup()
 
@@ -228,8 +228,8 @@ def leave_for_good(
     sleep: Sleep = time.sleep,
     stuck: Callable[[str], None] = _log.info,
 ) -> Left:
-    """Leaves the group, however long it takes. The VM may power off only afterwards: a member that
-    powers off is recreated forever.
+    """Leaves the group, however long it takes. Only then may the VM power off: a member that powers
+    off is always recreated.
 
     ``stuck`` gets the sentence about a missing permission."""
     waits = pauses(backoff_sec)
@@ -250,7 +250,8 @@ class _MayNotLeave(Exception):
 
 
 def wait_for_permission(group: Membership, patience: Patience) -> bool:
-    """Whether this machine may leave its group; waits for new permissions as ``patience`` does."""
+    """Whether this machine may leave its group; waits for new permissions for as long as
+    ``patience`` allows."""
 
     def once() -> None:
         answer = group.may_leave()

@@ -24,10 +24,10 @@ READ_TIMEOUT_SEC = 10.0
 
 
 class Life:
-    """The supervisor's signs of progress. Safe to share between threads."""
+    """Records the supervisor's signs of progress. Safe to share between threads."""
 
     def __init__(self, path: Path | None) -> None:
-        """``path``: the file that bears them; None without health checks."""
+        """``path``: the file to touch; None without health checks."""
         self._path = path
         self._touched = -TOUCH_SEC
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class Life:
 
 
 class Ages:
-    """How old the last sign is, by a clock that cannot be set: a jump of the wall clock is neither
+    """The age of the last sign, by a clock that cannot be set: a jump of the wall clock is neither
     a sign nor an age."""
 
     def __init__(self, path: Path) -> None:
@@ -75,7 +75,7 @@ class Ages:
 
 
 def serve(address: str, port: int, limit_sec: float, path: Path) -> ThreadingHTTPServer:
-    """The server, ready to run."""
+    """Returns the server, ready to run."""
     ages = Ages(path)
     threading.Thread(target=ages.watch, daemon=True).start()
 
@@ -93,7 +93,7 @@ def serve(address: str, port: int, limit_sec: float, path: Path) -> ThreadingHTT
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Logs nothing: health checks come all day."""
+            """Logs nothing: health checks never stop."""
 
     server = ThreadingHTTPServer((address, port), Handler)
     server.daemon_threads = True

@@ -1,4 +1,4 @@
-"""The heartbeat: a sign of life in the bucket, and a look at HEAD."""
+"""The heartbeat: a sign of life in the bucket, after a look at HEAD."""
 
 import contextlib
 import logging
@@ -17,25 +17,25 @@ from outlast.supervisor.progress import Progress
 _log = logging.getLogger(__name__)
 
 LAST_WORDS_SEC = 5.0
-"""Seconds for the running heartbeat when the sender is closed."""
+"""Seconds that a close waits for the heartbeat being sent."""
 
 
 @dataclass(frozen=True)
 class HeadChanged:
-    """HEAD says that this attempt is over."""
+    """Event: HEAD says that this attempt is over."""
 
     error: HeadError
 
 
 @dataclass(frozen=True)
 class HeartbeatFailed:
-    """The heartbeats have stopped, and nothing reads HEAD any more."""
+    """Event: the heartbeats have stopped, and nothing reads HEAD any more."""
 
     error: Exception
 
 
 class HeartbeatSender:
-    """Heartbeats, and a look at HEAD with each of them."""
+    """Reads HEAD and sends a heartbeat, every ``heartbeat_sec``, in a separate thread."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class HeartbeatSender:
         self._thread.start()
 
     def close(self, *, last_words: bool) -> None:
-        """End the heartbeats; with ``last_words`` after a last one."""
+        """Ends the heartbeats; with ``last_words``, after a last one."""
         self._closed.set()
         self._thread.join(LAST_WORDS_SEC)
         if last_words and not self._thread.is_alive():
@@ -70,7 +70,7 @@ class HeartbeatSender:
                     self._send()
 
     def _is_due(self) -> bool:
-        """Whether the last heartbeat lacks something that people should know."""
+        """Whether the last heartbeat is older than a second or lacks a warning."""
         if self._sent_at is None or len(self._progress.warnings) > self._warned:
             return True
         return time.monotonic() - self._sent_at >= 1.0

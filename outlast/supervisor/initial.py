@@ -49,9 +49,8 @@ def take_over(
     place: Callable[[int], Path] | None = None,
     patience: Patience,
 ) -> Restored:
-    """Reads the pinned checkpoint as `Committer.restore` does, every byte hashed, and commits it as
-    step 0. Raises InitError, and what commits
-    and stores raise."""
+    """Reads the pinned checkpoint as `Committer.restore` does, verifies every byte, and commits it
+    as step 0. Raises InitError, and the errors of commits and stores."""
     pin = Pin.parse(text)
     store, root = _store_of(pin)
     try:
@@ -75,7 +74,7 @@ def take_over(
 
 
 def _store_of(pin: Pin) -> tuple[Store, str]:
-    """Where the other run lives, and its prefix there."""
+    """The store of the other run, and the run's prefix in it."""
     if pin.root.startswith("gs://"):
         bucket, _, prefix = pin.root.removeprefix("gs://").partition("/")
         return open_store(f"gs://{bucket}"), prefix

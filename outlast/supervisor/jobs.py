@@ -26,7 +26,7 @@ from outlast.supervisor.rooms import Rooms
 from outlast.supervisor.site import Next, Outcome
 
 ROWS_DROP_BYTES = 1 << 20
-"""About the most disk space for rows that are already in the bucket."""
+"""Most bytes, roughly, of rows on the disk that are already in the bucket."""
 
 
 def _is_no_result(name: str) -> bool:
@@ -52,8 +52,8 @@ class Jobs:
         rows: PlainFile,
         rows_needed: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
-        """``rows_needed`` gives from which byte on another reader still needs the rows' file. Its
-        owner is the one that all files of the trainer must have."""
+        """``rows_needed`` returns the byte from which another reader still needs the file of the
+        rows. The owner of that file is the user that all files of the trainer must have."""
         self._spec = spec
         self._head_file = head_file
         self._committer = committer
@@ -66,17 +66,17 @@ class Jobs:
 
     @property
     def chain(self) -> tuple[Checkpoint, ...]:
-        """As the committer's."""
+        """As in the committer."""
         return self._committer.chain
 
     def parts(self) -> tuple[Part, ...]:
-        """As the committer's."""
+        """As in the committer."""
         return self._committer.parts()
 
     def commit(self, snapshot: Snapshot, begin: Begin, *, is_end: bool = False) -> Made:
-        """Commits a snapshot of the training that began so; the folder is gone then. ``is_end``: it
-        is what a part ended with. Files of its result stay whole, so that they can be copied into
-        the run's result."""
+        """Commits a snapshot of the training that started as in ``begin``, and deletes its folder.
+        ``is_end``: the snapshot is what a part ended with. The files of its result stay whole, so
+        that they can be copied into the run's result."""
         if is_end:
             put_manifest(Path(snapshot.path), self._owner)
         folder = Path(snapshot.path)
@@ -94,7 +94,7 @@ class Jobs:
         return Made(checkpoint, self._committer.last_commit_sec)
 
     def read(self, begin: Begin, rooms: Rooms, count: int) -> Folders:
-        """Reads what a training begins with, into folders of that number."""
+        """Reads what a training starts from, into folders with the number ``count``."""
 
         state = begin.state if begin.wants_state else None
         return Folders(
@@ -104,7 +104,7 @@ class Jobs:
         )
 
     def read_result(self, begin: Begin, rooms: Rooms, count: int) -> Path:
-        """Reads the files of the result of a part that is done; gives their folder."""
+        """Reads the result's files of a part that is done; returns their folder."""
         assert begin.end is not None
         is_result = lambda name: not _is_no_result(name)  # noqa: E731
         return self._read(begin.end, rooms, f"result-{count}", is_result) / PART_RESULT
@@ -123,8 +123,8 @@ class Jobs:
         return folder
 
     def clean(self) -> None:
-        """Deletes what the last commit dropped; once also what lower terms left, and writes the
-        blocks of old attempts' records that are missing."""
+        """Deletes what the last commit dropped. The first call also deletes what lower terms left,
+        and writes missing blocks of old attempts' records."""
         self._committer.clean()
         self._drop_rows()
         if self._blocks_written:
@@ -171,7 +171,8 @@ class Jobs:
         return Outcome(Next.LEAVE, reason, message)
 
     def count_failure(self, reason: Reason, message: str, exit_code: int | None) -> Outcome:
-        """Counted before the retry, so that a crash in between grants none too many."""
+        """Counts the failure before the retry, so that a crash in between never grants one too
+        many."""
         granted = self._head_file.count_failure(
             term=self._committer.term,
             before=self._failures,

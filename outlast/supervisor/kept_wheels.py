@@ -1,4 +1,5 @@
-"""Decides which wheels of the bucket a machine may install, so that the bucket's writers do not.
+"""Decides which wheels in the bucket a machine may install, so that writers of the bucket
+cannot.
 
 If the requirements have hashes, only wheels with these hashes. Otherwise HEAD records one digest
 for each layer at the first time, and later attempts install the same bytes or report that they
@@ -15,23 +16,23 @@ from outlast.bucket.headfile import HeadFile
 from outlast.spec.requirements import Requirements
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,250}\.whl")
-"""Of a wheel's file."""
+"""Names of wheel files."""
 
 _IN_ADDRESS = re.compile(r"[#&](sha256|sha384|sha512)=([0-9a-fA-F]+)")
 
 
 class Recorded(Protocol):
-    """The digests of the wheels that a run has begun with, by their layer's key."""
+    """The digests of the wheels that a run started with, by the key of their layer."""
 
     def digest(self, key: str) -> str | None: ...
 
     def keep(self, key: str, digest: str) -> None:
-        """Record it, unless one of this key is there already."""
+        """Records the digest, unless the key has one already."""
         ...
 
 
 class NotRecorded:
-    """Of a machine that has no HEAD to record anything in."""
+    """Records nothing: for a machine without a HEAD."""
 
     def digest(self, key: str) -> str | None:
         return None
@@ -41,7 +42,7 @@ class NotRecorded:
 
 
 class InHead:
-    """Recorded in HEAD by the holder of its term."""
+    """Digests in HEAD, recorded by the holder of the term."""
 
     def __init__(self, head_file: HeadFile) -> None:
         self._head_file = head_file
@@ -54,13 +55,13 @@ class InHead:
 
 
 def digest_of(wheels: Iterable[Path]) -> str:
-    """The SHA-256 of what ``sha256sum`` prints for the wheels in the order of their names."""
+    """The SHA-256 of the output of ``sha256sum`` for the wheels, sorted by name."""
     lines = [f"{_hash('sha256', wheel)}  {wheel.name}\n" for wheel in wheels]
     return hashlib.sha256("".join(sorted(lines, key=lambda line: line[66:])).encode()).hexdigest()
 
 
 def are_named(asked: Requirements | None, wheels: Sequence[Path]) -> bool:
-    """Whether the requirements have hashes and name those of all these wheels."""
+    """Whether the requirements have hashes, and name those of all these wheels."""
     if asked is None or not asked.is_hashed or not wheels:
         return False
     named = {one for wanted in asked.wanted for one in wanted.hashes}
@@ -74,7 +75,7 @@ def are_named(asked: Requirements | None, wheels: Sequence[Path]) -> bool:
 
 
 def as_requirements(wheels: Iterable[Path]) -> str:
-    """A requirements file of these wheels, by which pip takes these bytes and no others."""
+    """A requirements file with which pip installs exactly the bytes of these wheels."""
     lines = [f"{wheel.as_uri()} --hash=sha256:{_hash('sha256', wheel)}\n" for wheel in wheels]
     return "".join(lines)
 

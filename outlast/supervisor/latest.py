@@ -12,29 +12,30 @@ from outlast.spec.metrics import Last
 
 ROWS = 5
 ROW_BYTES_MAX = 3000
-"""A longer row is not among the last few; its metrics count."""
+"""A longer row is not shown among the last rows, but its metrics count."""
 NAMES_MAX = 200
-"""Metrics that are kept: those logged last."""
+"""Number of metrics kept: those logged last."""
 CHARS_MAX = 200
-"""Of a name or of a text."""
+"""Characters of a name or a text."""
 READ_BYTES_MAX = 8 << 20
-"""Read at a time; of more than that only the end, so that a heartbeat never waits for rows."""
+"""Bytes read at a time. If there are more, only the last are read, so that a heartbeat never waits
+for rows."""
 
 
 class Latest:
-    """Follows the rows' file of one attempt."""
+    """Follows the file of one attempt's rows."""
 
     def __init__(self, path: Path | PlainFile) -> None:
         self._path = path
         self._lock = threading.Lock()
-        """The last heartbeat and the record of the end may come at the same time."""
+        """The last heartbeat and the record of the end may read at the same time."""
         self._offset = 0
         self._rows: collections.deque[dict[str, Any]] = collections.deque(maxlen=ROWS)
         self._metrics: dict[str, Last] = {}
 
     @property
     def offset(self) -> int:
-        """Bytes of the file that are not read again."""
+        """Bytes at the start of the file that are not read again."""
         return self._offset
 
     @property
@@ -85,7 +86,7 @@ class Latest:
         of, taken = (f"{row['part']}/", ("step", "part")) if is_of_part else ("", ("step",))
         for name, value in row.items():
             if name not in taken and len(of + name) <= CHARS_MAX and _is_cell(value):
-                # Named last is kept last.
+                # Moves the name to the end: the first names are dropped first.
                 self._metrics.pop(of + name, None)
                 self._metrics[of + name] = Last(step, _short(value))
         while len(self._metrics) > NAMES_MAX:

@@ -40,14 +40,14 @@ _log = logging.getLogger(__name__)
 FAILED = 1
 WATCH_SEC_MIN = 0.2
 KEEP_RESULT_SEC = 3600.0
-"""Seconds that a machine stays if its command left more files than can be kept."""
+"""Seconds that a machine stays if its command's result is too large to keep."""
 KEEP_MARGIN_SEC = 120.0
 """A kept machine leaves this many seconds before the run's limit."""
 
 
 @dataclass(frozen=True)
 class Boot:
-    """This boot, for the record of an end without an attempt."""
+    """This boot of a machine, and the run that it is for."""
 
     spec: RunSpec
     head_file: HeadFile
@@ -59,12 +59,13 @@ class Boot:
 
 
 def supervise(boot: Boot) -> int:
-    """Runs from the boot table to the end of this machine's work; returns the exit code."""
+    """Follows the boot table until this machine's work ends; returns the exit code."""
     spec, site, timeouts = boot.spec, boot.site, boot.spec.timeouts
     claim = Claim(spec.owner, spec.resume, spec.placement, spec.deadline)
     took = False
     while True:
-        # One for each term: a commit of the term before may still be under way in its thread.
+        # A fresh one for each term: a commit of the previous term may still be running in its
+        # thread.
         head_file = boot.head_file.fresh()
         try:
             decision = head_file.take_term(
@@ -80,7 +81,7 @@ def supervise(boot: Boot) -> int:
             return exits.FENCED
         if decision.act is not Act.TAKE:
             return _go_away(boot, decision, took)
-        if boot.records:  # in a folder terms are not shown, and the attempt says where it begins
+        if boot.records:  # in a folder terms are not shown, and the attempt logs its start
             _log.info(decision.message)
         took = True
         outcome = Attempt(spec, head_file, site).run()
@@ -118,8 +119,8 @@ def _still_member(site: Site, timeouts: Timeouts) -> bool:
 
 
 def _deliver(boot: Boot) -> bool:
-    """The copy of the result that the user wants besides; each boot of a finished run tries.
-    False if it is not there."""
+    """Copies the result to `model_output_path`; each boot of a finished run tries. Returns False if
+    the copy is not complete."""
     output = boot.spec.model_output_path
     if not output:
         return True
@@ -133,7 +134,7 @@ def _deliver(boot: Boot) -> bool:
 
 
 def _go_away(boot: Boot, decision: Decision, took: bool) -> int:
-    """This boot has no part in the run: say so, leave."""
+    """Logs why this boot has no part in the run, and leaves the group."""
     done = decision.head is not None and decision.head.state is State.DONE
     delivered = not done or _deliver(boot)
     if not boot.records:
@@ -147,11 +148,11 @@ def _go_away(boot: Boot, decision: Decision, took: bool) -> int:
 
 
 def _turn_away(boot: Boot, decision: Decision, *, delivered: bool) -> int:
-    """Tell the waiting trainer of a folder why there is nothing to do."""
+    """Tells the waiting trainer of a folder why it must not train; returns the exit code."""
     site, head = boot.site, decision.head
     if decision.reason is Reason.OTHER_OWNER:
         return refuse(site.listener, _others_folder(boot, decision))
-    # Without a stack nothing counts resumes and placements: a HEAD that does is damaged too.
+    # Without a stack nothing counts resumes and placements, so a HEAD that does is damaged too.
     if decision.reason in (Reason.LOST, Reason.UNREADABLE, Reason.SUPERSEDED):
         return refuse(site.listener, _damaged_folder(boot, decision))
     if decision.act is Act.REFUSE or head is None or not head.state.ended:
@@ -166,13 +167,13 @@ def _turn_away(boot: Boot, decision: Decision, *, delivered: bool) -> int:
 
 
 def refuse(listener: Listener, message: str) -> int:
-    """Answer the waiting trainer of a folder that it asks for what cannot be."""
+    """Refuses the waiting trainer of a folder for a mistake of its user; returns the exit code."""
     listener.turn_away(protocol.Ended("refused", exits.USAGE, message))
     return exits.USAGE
 
 
 def _others_folder(boot: Boot, decision: Decision) -> str:
-    """Why a folder is not this run's, for the person who named it."""
+    """A sentence for the user: why the folder is not this run's."""
     own = boot.spec.trainer
     before = decision.head.owner.split("/") if decision.head is not None else []
     folder = f"run folder {boot.run_dir}"
@@ -189,7 +190,7 @@ def _others_folder(boot: Boot, decision: Decision) -> str:
 
 
 def _damaged_folder(boot: Boot, decision: Decision) -> str:
-    """Why a run without a stack cannot be gone on with, and what repairs it."""
+    """A sentence for the user: why a run without a stack cannot continue, and how to repair it."""
     what = decision.message.partition(";")[0].removeprefix("HEAD ")
     if decision.reason is Reason.SUPERSEDED:
         what = "counts resumes or placements, which only a stack has"
@@ -213,7 +214,7 @@ def _end_of_run(boot: Boot, outcome: Outcome) -> int:
     delivered = not done or _deliver(boot)
     if not boot.records:
         if done:
-            with contextlib.suppress(HeadError, StoreError):  # said where it matters
+            with contextlib.suppress(HeadError, StoreError):  # reported elsewhere if it matters
                 head = boot.head_file.read().head
                 _log.info(f"the run is done; {_result_told(boot, head)}")
         return exits.DONE if done and delivered else FAILED
@@ -229,7 +230,7 @@ def _end_of_run(boot: Boot, outcome: Outcome) -> int:
 
 
 def _limit_in_sec(boot: Boot) -> float:
-    """Seconds that a machine may stay idle before its limit ends it, which it leaves before."""
+    """Seconds that a machine may stay idle: it leaves before the run's limit ends it."""
     try:
         left = boot.spec.deadline - boot.head_file.store.now()
     except StoreError:
@@ -238,8 +239,8 @@ def _limit_in_sec(boot: Boot) -> float:
 
 
 def _end_in_folder(site: Site, outcome: Outcome) -> int:
-    """The run stays open: the same command goes on with it."""
-    # Of these the trainer knows nothing: it waits for its welcome still.
+    """The exit code of a run that stays open: the same command continues it."""
+    # In these cases the trainer still waits for its welcome.
     if outcome.reason in (Reason.RESTORE_ERROR, Reason.HOST_ERROR, Reason.USAGE):
         site.listener.turn_away(protocol.Error(outcome.message, "supervisor"), timeout_sec=1.0)
         return FAILED
@@ -262,10 +263,10 @@ def _stuck(site: Site, message: str) -> None:
 
 
 def _wait_for_permission(boot: Boot, head_file: HeadFile) -> int | None:
-    """This machine may neither train nor leave an open run: a successor would have to train.
+    """Waits because this machine may neither train nor leave: a successor would have to train.
 
-    None once it may, or the run has ended, so that the table is gone through again.
-    """
+    Returns None if the permission has come or HEAD has changed, so that the boot table is used
+    again; else an exit code."""
     site, timeouts = boot.site, boot.spec.timeouts
     needed = " and ".join(permissions.LEAVE_GROUP)
     waits = pauses(timeouts.backoff)
@@ -283,18 +284,17 @@ def _wait_for_permission(boot: Boot, head_file: HeadFile) -> int | None:
         except (HeadForbidden, StoreError) as error:
             _log.info(f"waiting for permission: {error}")
         except HeadError:
-            return None  # the table at boot says what to do about it
+            return None  # the boot table handles it
         _stuck(site, f"{Reason.STUCK_LEAVING}: may not leave, so trains not; grant {needed}")
         site.clock.sleep(next(waits))
 
 
 def _watch_successor(boot: Boot) -> int | None:
-    """Fenced: returns None when no attempt works at the higher term, so that the boot table is used
-    again.
+    """Watches the higher term of a fenced machine. Returns None if no attempt works at that term,
+    so that the boot table is used again; else an exit code.
 
-    Its holder may be a VM that the group began to create and never counted: that one goes, and
-    this one is whom the group keeps.
-    """
+    The higher term's holder may be a VM that the group began to create and never counted. Then that
+    VM disappears, and the group keeps this one."""
     site, timeouts, head_file = boot.site, boot.spec.timeouts, boot.head_file
     if not boot.records:
         return exits.FENCED
@@ -309,7 +309,7 @@ def _watch_successor(boot: Boot) -> int | None:
         try:
             reading = head_file.read()
             if reading.head.state.ended:
-                return None  # the table at boot says what to do about it
+                return None  # the boot table handles it
             over = is_over(head_file.store, head_file.layout, reading, timeouts.successor_silence)
         except HeadError:
             return None
@@ -323,7 +323,8 @@ def _watch_successor(boot: Boot) -> int | None:
 
 
 def is_over(store: Store, layout: Layout, reading: Reading, limit_sec: float) -> str:
-    """Why no attempt works at HEAD's term any more; empty while one may. Raises StoreError."""
+    """The reason that no attempt works at HEAD's term any more; empty if one may. Raises
+    StoreError."""
     term = reading.head.term
     if end := read_record(store, layout.attempt_end(term), AttemptEnd):
         return f"has ended ({end.reason})"

@@ -13,7 +13,7 @@ from outlast.supervisor.process import Exited, Trainer
 _log = logging.getLogger(__name__)
 
 LAST_WORDS_SEC = 5.0
-"""After a trainer's process has gone, for what it said before to arrive."""
+"""Seconds to wait for a trainer's last messages after its process has ended."""
 
 KINDS = {
     "does-not-fit": Reason.DOES_NOT_FIT,
@@ -23,11 +23,11 @@ KINDS = {
     "no-output": Reason.NO_OUTPUT,
     "result-too-large": Reason.RESULT_TOO_LARGE,
 }
-"""Reasons of the errors that a trainer names itself."""
+"""Reasons of the error kinds that a trainer sends."""
 
 
 class Link:
-    """The trainer as its attempt sees it. All but the constructor is the attempt's one thread's."""
+    """The trainer as its attempt sees it. Only the attempt's one thread may call its methods."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -39,20 +39,20 @@ class Link:
         self._exited_at = 0.0
         self._killed = False
         self.error: Error | None = None
-        """What it said that it ends for."""
+        """The error that it named as the cause of its end."""
         self.refusal: Error | None = None
-        """Data that could not be given; a trainer may do without."""
+        """The refusal of data that it asked for; a trainer may continue without."""
 
     # -- its life -----------------------------------------------------------------------------
 
     @property
     def running(self) -> bool:
-        """Whether its process has not been seen to end."""
+        """Whether its process has not ended, as far as known."""
         return self._exited is None
 
     @property
     def gone(self) -> bool:
-        """Whether the trainer has ended and all that it said was heard."""
+        """Whether the trainer has ended, and all of its messages were read."""
         if self.trainer.ends_with_connection:
             return self.hung or self._exited is not None
         if self._exited is None:
@@ -62,13 +62,13 @@ class Link:
 
     @property
     def overdue(self) -> bool:
-        """Whether a trainer that only had to connect has not done so: it died before."""
+        """Whether a trainer in a folder has not connected in time: it died before."""
         waited_sec = time.monotonic() - self._started_at
         return self.trainer.ends_with_connection and waited_sec >= HELLO_SEC
 
     @property
     def exit_code(self) -> int | None:
-        """As a shell gives it: 128 and its number for a signal."""
+        """The exit code as a shell reports it: 128 plus the number for a signal."""
         code = self._exited.code if self._exited is not None else None
         return code if code is None or code >= 0 else 128 - code
 
@@ -76,17 +76,17 @@ class Link:
         self._exited, self._exited_at = exited, time.monotonic()
 
     def note_error(self, error: Error) -> None:
-        """The first error is the cause; later ones follow from it."""
+        """Notes an error; the first is the cause, and later ones follow from it."""
         self.error = self.error or error
 
     def send(self, message: Message) -> None:
-        """Nothing happens if it has gone."""
+        """Sends a message; does nothing if the trainer has disconnected."""
         if self.channel is not None:
             with contextlib.suppress(Closed):
                 self.channel.send(message)
 
     def kill(self, why: str) -> None:
-        """End it, once; ``why`` follows "trainer killed: it"."""
+        """Kills it, once. ``why`` completes the log line "trainer killed: it"."""
         if self._exited is None and not self._killed:
             self._killed = True
             _log.info(f"trainer killed: it {why}")
@@ -95,7 +95,7 @@ class Link:
                 self.channel.close()
 
     def close(self) -> None:
-        """End it and its connection, whatever it does."""
+        """Kills it and closes its connection."""
         if self._exited is None:
             self.trainer.kill()
         if self.channel is not None:
@@ -103,7 +103,8 @@ class Link:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The end of its stderr; where that is a person's own, what it said itself of its error."""
+        """The last lines of its stderr. If that is a person's terminal: the lines in its error
+        message."""
         return self.trainer.last_lines() or tuple(self.error.lines if self.error else ())
 
     # -- why it ended -------------------------------------------------------------------------
@@ -126,7 +127,7 @@ class Link:
         elif code == exits.DONE:
             message = "the trainer exited with 0 without declaring completion"
         elif code == exits.INTERRUPTED and self.trainer.restarts:
-            # Only an exit after a stop is the machine's; this one would come again and again.
+            # Only after a stop does this code blame the machine; without one it would repeat.
             reason = Reason.USER_FAILED
             message = f"the trainer exited with {code} without a request to stop"
         else:
@@ -134,9 +135,10 @@ class Link:
         return reason, f"{message}: {said}" if said else message
 
     def _found(self, code: int | None) -> Error | None:
-        """The error to go by: its own, or the refusal of data that it died of."""
+        """The error that explains the end: the trainer's own, or the refusal of data that caused
+        it."""
         if self.refusal is not None and (
-            # Asked before it connected, or without a word, and died of it.
+            # It asked before it connected, or sent no error, and the refusal ended it.
             (self.error is None and (self.channel is None or code == exits.USAGE))
             or (self.error is not None and self.refusal.message in self.error.message)
         ):

@@ -1,4 +1,4 @@
-"""Accepts the trainers' connections, and passes their messages to the attempt that listens."""
+"""Accepts trainers' connections, and passes their messages to the attempt that listens."""
 
 import contextlib
 import queue
@@ -39,7 +39,7 @@ class Connected:
 
 @dataclass(frozen=True)
 class Asked:
-    """On a separate connection; it is hung up once it was answered."""
+    """A request for data on a separate connection, which is closed after the answer."""
 
     channel: Channel
     request: Fetch
@@ -57,13 +57,13 @@ class Disconnected:
 
 
 class Listener:
-    """Accepts trainers, for as long as the supervisor lives, for the attempt that listens."""
+    """Accepts trainers for the whole life of the supervisor, for the attempt that listens."""
 
     def __init__(
         self, socket_path: Path, *, mask: Mask | None = None, user: TrainerUser | None = None
     ) -> None:
-        """`mask` is laid over all that a trainer says for people to read; `user` alone may come in,
-        beside root."""
+        """`mask` is applied to all text that a trainer sends for people. Only `user` and root may
+        connect."""
         self._mask = mask
         socket_path.parent.mkdir(parents=True, exist_ok=True)
         self.socket_path = socket_path
@@ -75,7 +75,7 @@ class Listener:
         threading.Thread(target=self._accept, name="listener", daemon=True).start()
 
     def listen(self, post: Post | None) -> None:
-        """Hand connections and what they say to ``post``; None lets them wait outside."""
+        """Passes connections and their messages to ``post``. With None, new connections wait."""
         self._post = post
         if post is None:
             self._open.clear()
@@ -83,8 +83,8 @@ class Listener:
             self._open.set()
 
     def turn_away(self, answer: Message, *, timeout_sec: float = HELLO_SEC) -> bool:
-        """Answer the next trainer's hello with ``answer`` and wait until it has gone; whether there
-        was one."""
+        """Answers the next trainer's hello with ``answer`` and waits until it disconnects. Returns
+        whether there was one."""
         told = False
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.listen(inbox.put)

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 EVERY_SEC = 60.0
 LAST_SEC = 5.0
-"""How long the end of an attempt waits for what has changed last."""
+"""Seconds that the end of an attempt waits for the last changes."""
 FILE_BYTES_MAX = 32 << 20
 ALL_BYTES_MAX = 256 << 20
 FILES_MAX = 1000
@@ -32,27 +32,28 @@ class Logs:
     """The uploads of one attempt."""
 
     def __init__(self, folder: Path, put: Put, owner: int | None = None) -> None:
-        """``put`` writes the bytes of a file under its name relative to ``folder``. ``owner``:
-        user id that the folder and its files must have; None for any."""
+        """``put`` writes the bytes of a file under its name relative to ``folder``. ``owner``: user
+        id that the folder and its files must have; None for any."""
         self._folder = folder
         self._owner = owner
         self._put = put
         self._sent: dict[str, tuple[int, int]] = {}
-        """Size and change time, in nanoseconds, of what was uploaded, by name."""
+        """Size and change time, in nanoseconds, of each uploaded file, by name."""
         self._left: dict[str, str] = {}
-        """Why a file is not kept, by name; each is said once."""
+        """Why a file is not kept, by name; each reason is logged once."""
         self._closed = threading.Event()
         self._until = float("inf")
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
         self._thread.start()
 
     def finish(self, *, last_words: bool) -> None:
-        """Begin to end; with ``last_words`` after what has changed since, for a limited time."""
+        """Starts to end; with ``last_words``, first uploads the last changes, for a limited
+        time."""
         self._until = time.monotonic() + (LAST_SEC if last_words else 0.0)
         self._closed.set()
 
     def join(self) -> None:
-        """Wait for the end, for a limited time."""
+        """Waits for the end, for a limited time."""
         self._thread.join(LAST_SEC)
 
     def close(self, *, last_words: bool) -> None:
@@ -86,7 +87,7 @@ class Logs:
 
     def _upload(self, kept: PlainFile) -> None:
         name = check_object_name(kept.name)
-        # Of a file that grows, what was there at one moment; the next round has the rest.
+        # A file that grows is kept as it was at one moment; the next round uploads the rest.
         with kept.open() as file:
             found = os.fstat(file.fileno())
             mark = (found.st_size, found.st_mtime_ns)
@@ -106,7 +107,7 @@ class Logs:
         self._sent[name] = mark
 
     def _leave(self, name: str, why: str) -> None:
-        """A file that is not kept as it is now; many files have one reason, which is said once."""
+        """Notes why a file is not kept; a reason that many files share is logged once."""
         if why not in self._left.values():
             _log.info(f"LOG_DIR {name}: is not kept with the attempt: {why}")
         self._left[name] = why

@@ -28,7 +28,7 @@ ANSWER_TIMEOUT_SEC = 10.0
 WAIT_TIMEOUT_SEC = 60
 PAUSE_SEC = 0.2
 TOKEN_TRY_SEC = 2.0
-"""A token is asked for again by whatever needs it."""
+"""Seconds; a caller that needs a token asks again."""
 TOKEN_SPARE_SEC = 60.0
 
 
@@ -54,7 +54,8 @@ _STARTED_AT = time.monotonic()
 
 
 def machine_age_sec() -> float:
-    """Seconds since this machine was started; since this process was, if none tells."""
+    """Seconds since this machine was started; since this process was started, if the machine does
+    not say."""
     try:
         return float(rooted("/proc/uptime").read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -83,8 +84,8 @@ class Metadata:
     def wait_for_change(
         self, path: str, *, last_etag: str, timeout_sec: int = WAIT_TIMEOUT_SEC
     ) -> tuple[str, str]:
-        """Value and etag once they differ from ``last_etag`` ("0": at once), or unchanged after
-        ``timeout_sec``. One try: the caller loops anyway."""
+        """Returns the value and etag once they differ from ``last_etag`` ("0": at once), or
+        unchanged after ``timeout_sec``. Tries once: the caller loops anyway."""
         query = {
             "wait_for_change": "true",
             "last_etag": last_etag,
@@ -125,14 +126,14 @@ class Metadata:
             return self._token
 
     def email(self) -> str:
-        """The address of the VM's service account; EMAIL if it cannot be asked."""
+        """The address of the VM's service account; the word EMAIL if the server does not answer."""
         try:
             return self.get("instance/service-accounts/default/email", patience=ONCE).strip()
         except MetadataError:
             return "EMAIL"
 
     def forget_token(self) -> None:
-        """Ask for a new token next time; after a 401."""
+        """Makes the next call ask for a new token; for use after a 401."""
         with self._token_lock:
             self._token_until = 0.0
 
@@ -143,7 +144,7 @@ class Metadata:
         url = f"{self.base}/{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
 
         def once() -> tuple[str, str]:
-            # Metadata is on the host's own link, which no proxy serves.
+            # The server is on the host's own link, which no proxy serves.
             headers = {"Metadata-Flavor": "Google"}
             answer = ask(url, what=what, headers=headers, timeout_sec=timeout_sec, direct=True)
             if answer.headers.get("Metadata-Flavor") != "Google":
@@ -160,7 +161,7 @@ class Metadata:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the machine is, for the records."""
+    """The machine, as the records describe it."""
 
     instance: str
     instance_id: str
@@ -194,7 +195,7 @@ def read_machine(metadata: Metadata) -> Machine:
 
 
 def this_computer() -> Machine:
-    """A machine without a metadata server."""
+    """This computer, without a metadata server."""
     return Machine(
         instance=socket.gethostname(),
         instance_id="",

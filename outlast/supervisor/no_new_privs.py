@@ -15,11 +15,11 @@ PR_SET_NO_NEW_PRIVS = 38
 
 
 def main(argv: list[str]) -> int:
-    """Becomes the command; returns only if that fails."""
+    """Replaces this process with the command; returns only if that fails."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         print(f"no_new_privs: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
         return 1
-    # Python ignores these, and what is ignored stays so in the command.
+    # Python ignores these signals, and the command would inherit that.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:

@@ -32,7 +32,7 @@ class Stopping:
 
 @dataclass(frozen=True)
 class Maintenance:
-    """The host will be maintained; commit now, then oftener, and train on."""
+    """The host will have maintenance: commit now, then more often, and keep training."""
 
     event: str
 
@@ -41,14 +41,14 @@ Post = Callable[[Stopping | Maintenance], None]
 
 
 class Interrupted(Exception):
-    """The machine is stopping, and there is nothing to finish."""
+    """Raised if the machine is stopping and there is nothing to finish."""
 
 
 class Notices:
-    """What was heard so far, handed to the present listener."""
+    """Collects notices and passes them to the current listener."""
 
     def __init__(self, timeouts: Timeouts, metadata: Metadata | None = None) -> None:
-        """Without ``metadata`` (a laptop) only signals are heard."""
+        """Without ``metadata`` (a laptop), only signals are noticed."""
         self._timeouts = timeouts
         self._metadata = metadata
         self._post: Post | None = None
@@ -58,21 +58,21 @@ class Notices:
         self._maintenance = ""
 
     def start(self) -> None:
-        """Begin to listen to the metadata server, in threads that end with the process."""
+        """Starts to listen to the metadata server, in threads that end with the process."""
         if self._metadata is not None:
             for listen in (self._listen_preempted, self._listen_maintenance):
                 threading.Thread(target=listen, name=listen.__name__, daemon=True).start()
 
     def handle_signal(self, number: int, frame: FrameType | None) -> None:
-        """The handler of SIGTERM. The main thread must wait for nothing that this sets."""
+        """Handles SIGTERM. The main thread must not wait for anything that this sets."""
         if self._terminated_until is None:
             self._terminated_until = time.monotonic() + self._timeouts.stop
         self._terminated.set()
         self._tell()
 
     def listen(self, post: Post | None) -> None:
-        """From now on ``post`` gets each notice, those heard before at once. It is called from
-        other threads and from the signal handler: a ``SimpleQueue``'s ``put`` may be."""
+        """Passes each notice to ``post`` from now on, and earlier ones at once. It is called from
+        other threads and from the signal handler, which a ``SimpleQueue``'s ``put`` allows."""
         self._post = post
         self._tell()
         if post is not None and self._maintenance not in NO_MAINTENANCE:
@@ -80,7 +80,7 @@ class Notices:
 
     @property
     def stopping(self) -> Stopping | None:
-        """The first end of the machine that was announced; None while it lives."""
+        """The earliest end of the machine that was announced; None if none was."""
         ends = [end for end in (self._preempted_until, self._terminated_until) if end is not None]
         if not ends:
             return None
@@ -92,7 +92,7 @@ class Notices:
         return Stopping(reason, min(ends))
 
     def look(self) -> Stopping | None:
-        """Ask the machine now, beyond what it said by itself; for verdicts."""
+        """Asks the machine now whether it is stopping, beyond its own notices; for verdicts."""
         if self._preempted_until is None and self._metadata is not None:
             with contextlib.suppress(MetadataError):
                 if self._metadata.get("instance/preempted", patience=ONCE) == "TRUE":
@@ -102,7 +102,8 @@ class Notices:
         return self.stopping
 
     def sleep(self, seconds: float) -> None:
-        """Wait while nothing is worth finishing: Interrupted as soon as SIGTERM comes."""
+        """Waits; raises Interrupted as soon as SIGTERM comes, because nothing is worth
+        finishing."""
         if self._terminated.wait(seconds):
             raise Interrupted
 
@@ -113,7 +114,7 @@ class Notices:
 
     def _note_preempted(self) -> None:
         if self._preempted_until is None:
-            # Without a notice the flag goes up as the machine begins to stop.
+            # Without advance notice, the flag is set when the machine begins to stop.
             left_sec = self._timeouts.notice or self._timeouts.stop
             self._preempted_until = time.monotonic() + left_sec
             self._tell()
@@ -132,11 +133,11 @@ class Notices:
                 post(Maintenance(value))
 
     def _values(self, path: str):
-        """The value at ``path`` now and after each change."""
+        """Yields the value at ``path`` now and after each change."""
         assert self._metadata is not None
         wait, etag, seen = self._metadata.wait_for_change, "0", None
         while True:
-            # No answer, however odd, may end this thread in silence.
+            # No odd answer may end this thread silently.
             value, etag = persistently(lambda etag=etag: wait(path, last_etag=etag), RETRY_SEC)
             if value != seen:
                 seen = value
@@ -144,7 +145,7 @@ class Notices:
 
 
 def is_system_stopping() -> bool:
-    """Whether systemd is shutting the system down; False if there is none."""
+    """Whether systemd is shutting the system down; False without systemd."""
     try:
         answer = subprocess.run(
             ["systemctl", "is-system-running"],

@@ -47,13 +47,13 @@ from outlast.supervisor.webhook import Webhook
 _log = logging.getLogger(__name__)
 
 LAPTOP_FORBIDDEN_SEC = 5.0
-"""A refusal by a bucket may be that of one moment, as when a token is renewed."""
+"""Seconds in which a refusal by a bucket may be temporary, for example while a token is renewed."""
 LAPTOP_STOP_SEC = 30.0
 WORK_PREFIX = "outlast-supervisor-"
 
 
 def run_folder(stop: Stop, options: argparse.Namespace) -> int:
-    """The supervisor of a trainer on this computer; it ends when its trainer has gone."""
+    """Supervises a trainer on this computer, until the trainer has ended; returns the exit code."""
     parent = os.getppid()
     log_to(lambda line: write_line(f"outlast: {line}"))
     spec = RunSpec(
@@ -113,7 +113,7 @@ def run_folder(stop: Stop, options: argparse.Namespace) -> int:
     except (StoreError, OSError) as error:
         if isinstance(error, Foreign):
             return refuse(listener, f"run folder {options.run_dir}: {error}")
-        # A full or read-only disk, mostly; the trainer hears it instead of silence.
+        # Mostly a full or read-only disk; the trainer gets the reason instead of silence.
         if not listener.turn_away(protocol.Error(str(error), "supervisor"), timeout_sec=1.0):
             _log.info(str(error))
         return FAILED
@@ -124,15 +124,15 @@ def run_folder(stop: Stop, options: argparse.Namespace) -> int:
 
 
 def _watch_parent(parent: int, clock: MachineClock) -> None:
-    """End this process, from a thread, once the trainer that started it has gone before there was
-    an attempt: a supervisor that waits for a store would take the run from its user's next try.
-    Nothing is lost by it. An attempt sees to its trainer's end itself."""
+    """Ends this process, from a thread, once the trainer that started it has ended before an
+    attempt began: a supervisor that still waits for a store would block its user's next try.
+    Nothing is lost. An attempt watches its trainer itself."""
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(PARENT_POLL_SEC)
         if not clock.training:
-            os._exit(exits.INTERRUPTED)  # it may be deep in a request, and hear nothing
+            os._exit(exits.INTERRUPTED)  # a request may block the other threads
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
@@ -148,7 +148,7 @@ def _set_aside(run_dir: Path, owner: str) -> None:
         reading = read_head(store, layout)
         over = is_over(store, layout, reading, Timeouts().successor_silence)
     except (HeadError, StoreError, ValueError):
-        return  # the table at boot says what is wrong
+        return  # the boot table reports what is wrong
     head = reading.head
     if head.owner == owner or head.state.ended or head.chain or not over:
         return
@@ -160,21 +160,22 @@ def _set_aside(run_dir: Path, owner: str) -> None:
 
 
 def _make_work() -> tuple[Path, int]:
-    """A folder for snapshots, and the descriptor that holds its lock for as long as we live."""
+    """Creates a folder for snapshots; returns it with the descriptor that holds its lock while this
+    process lives."""
     while True:
         work = Path(tempfile.mkdtemp(prefix=WORK_PREFIX))
         with contextlib.suppress(FileNotFoundError):
             held = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
-            with contextlib.suppress(OSError):  # without locks nothing is cleared away
+            with contextlib.suppress(OSError):  # without locks nothing is deleted
                 fcntl.flock(held, fcntl.LOCK_EX)
-            # Another supervisor may have cleared it away before it was locked.
+            # Another supervisor may have deleted it before it was locked.
             if work.exists():
                 return work, held
             os.close(held)
 
 
 def _drop_left_work() -> None:
-    """Clears away the folders of this user's killed supervisors: those without a lock."""
+    """Deletes the folders of this user's killed supervisors: those without a lock."""
     for work in Path(tempfile.gettempdir()).glob(f"{WORK_PREFIX}*"):
         with contextlib.suppress(OSError):
             left = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -56,19 +56,18 @@ from outlast.supervisor.webhook import Webhook
 _log = logging.getLogger(__name__)
 
 HEALTH_SIGN = "/run/outlast/sign"
-"""Touched with each sign of progress; startup/boot.sh makes it where VMs are asked for their
-health."""
+"""File touched with each sign of progress; startup/boot.sh creates it if VMs have health checks."""
 COMMAND_HOME = "/var/lib/outlast/command"
-"""Where a command works."""
+"""Working folder of a command."""
 
 
 class SetupFailed(Exception):
-    """This machine cannot run the supervisor as it must be run."""
+    """This machine cannot run the supervisor correctly."""
 
 
 def check_origin(bundle: Path, trainer: str | None) -> None:
-    """Nothing but the bundle may be trained: refuse code that was found anywhere else. Without a
-    trainer a command is, which has its own ways."""
+    """Raises SetupFailed if the code comes from anywhere but the bundle. ``trainer`` is None for a
+    command, whose code may come from elsewhere."""
     trained = (
         ("outlast.loop",)
         if trainer is None
@@ -91,7 +90,7 @@ def check_origin(bundle: Path, trainer: str | None) -> None:
 
 
 def run_vm(stop: Stop) -> int:
-    """The whole life on a VM."""
+    """Runs from the metadata to the power-off; returns the exit code."""
     life = Life(rooted(HEALTH_SIGN) if rooted(HEALTH_SIGN).exists() else None)
     mask = Mask()
     _log_to_serial(life, mask)
@@ -107,7 +106,7 @@ def run_vm(stop: Stop) -> int:
         group = find_group(metadata, attributes)
     except (MetadataError, SetupFailed, ValueError) as error:
         _log.info(f"setup-failed: {error}")
-        # Stderr's last line becomes the message of the boot's end, which the shell writes.
+        # The shell writes the last line of stderr into the record of the boot's end.
         return exits.USAGE if isinstance(error, BadSpec) else FAILED
     notices = Notices(spec.timeouts, metadata)
     stop.connect(notices)
@@ -133,7 +132,7 @@ def run_vm(stop: Stop) -> int:
         _log.info("stopped; nothing was left to finish")
         code = exits.INTERRUPTED
     except StoreError as error:
-        # The shell records it, counts the boots in a row that came to nothing, and powers off.
+        # The shell records it, counts the boots in a row without progress, and powers off.
         _log.info(f"{store.url}: {error}")
         return FAILED
     finally:
@@ -154,11 +153,11 @@ def _vm_site(
 ) -> Site:
     shared = rooted("/dev/shm")
     work = shared / "outlast" if shared.is_dir() else rooted("/run/outlast/work")
-    # Where memory has no room for two snapshots: local SSDs, and then the boot disk.
+    # For snapshots if memory has no room for two: local SSDs, then the boot disk.
     ssds = local_ssds(rooted)
     more = [*(ssd / "outlast" for ssd in ssds), rooted("/var/lib/outlast/snapshots")]
     for place in (work, *more):
-        shutil.rmtree(place, ignore_errors=True)  # an earlier supervisor's
+        shutil.rmtree(place, ignore_errors=True)  # left by an earlier supervisor
         place.mkdir(parents=True)
     user = _trainer_user(spec)
     listener = Listener(rooted("/run/outlast/supervisor.sock"), mask=mask, user=user)
@@ -249,12 +248,12 @@ def _vm_site(
 
 
 def _trainer_user(spec: RunSpec) -> TrainerUser | None:
-    """Whom the trainer runs as; None for the supervisor's own user."""
+    """User that the trainer runs as; None for the supervisor's own user."""
     if spec.trainer_user != OWN:
         return None
     if os.geteuid() == 0:
         return TrainerUser(rooted("/var/lib/outlast/home"))
-    # A VM's supervisor is root; only the local cloud of a person's account is not.
+    # The supervisor of a VM is root, except in the local cloud of an ordinary account.
     _log.info(
         "trainerUser own: not exercised here, because this machine's supervisor is not root; the"
         f" trainer runs as user {os.geteuid()}"
@@ -265,31 +264,33 @@ def _trainer_user(spec: RunSpec) -> TrainerUser | None:
 def _webhook(spec: RunSpec, reader: SecretReader, mask: Mask) -> Webhook:
     if not spec.webhook_secret:
         return Webhook(spec.webhook)
-    # Its wait is not a sign of life of this machine's training.
+    # Waiting for the secret is not a sign of progress.
     return Webhook.of_secret(
         spec.webhook_secret, replace(reader, patience=_code_patience(spec, SYSTEM_CLOCK)), mask
     )
 
 
 def _vm_patience(spec: RunSpec, clock: MachineClock) -> Patience:
-    """With storage: for as long as a permission needs to spread, and 15 minutes of silence."""
+    """Patience with storage: as long as a permission needs to spread, and 15 minutes without an
+    answer."""
     return Patience(clock.unsigned, limits=Limits(forbidden_sec=spec.timeouts.iam_propagation))
 
 
 def _code_patience(spec: RunSpec, clock: Clock) -> Patience:
-    """With secrets and git hosts: so many tries, and as long as a permission needs to spread."""
+    """Patience with secrets and git hosts: CODE_TRIES tries, and as long as a permission needs to
+    spread."""
     limits = Limits(forbidden_sec=spec.timeouts.iam_propagation, silent_tries=CODE_TRIES)
     return Patience(clock, limits=limits, pause_sec=spec.timeouts.backoff)
 
 
 def _is_bundled(spec: RunSpec, bundle: Path) -> bool:
-    """Whether the trainer is one of the bundle's own."""
+    """Whether the trainer is one of the bundle's trainers."""
     return spec.command is None and spec.git is None and not (bundle / SOURCE).is_dir()
 
 
 def _trainer_argv(spec: RunSpec, code: Code) -> list[str]:
-    """The trainer's command. The environment that was made of the user's own requirements is the
-    trainer's interpreter, or comes first on a command's PATH."""
+    """The trainer's command. The environment with the user's packages is the trainer's interpreter,
+    or comes first on a command's PATH."""
     if spec.command is not None:
         return command_argv(
             spec.command,
@@ -307,7 +308,7 @@ def _trainer_argv(spec: RunSpec, code: Code) -> list[str]:
 
 
 def power_off() -> None:
-    """Ask the system to power the machine off; it may be going down already."""
+    """Asks the system to power the machine off; it may be stopping already."""
     _log.info("powering off")
     try:
         subprocess.run(["poweroff"], stdin=subprocess.DEVNULL, timeout=30.0, check=False)
@@ -316,8 +317,8 @@ def power_off() -> None:
 
 
 def _log_to_serial(life: Life, mask: Mask) -> None:
-    """Each line of the log goes to stderr and, separately, to the serial port, without secrets. It
-    is also a sign of progress."""
+    """Writes each line of the log to stderr and to the serial port, without secrets. Each line is
+    also a sign of progress."""
     serial = rooted("/dev/ttyS0")
 
     def write(message: str) -> None:
@@ -326,7 +327,7 @@ def _log_to_serial(life: Life, mask: Mask) -> None:
         line = f"{now} info supervisor {one_line(message)}\n"
         write_stderr(line)
         with contextlib.suppress(OSError):
-            # Without O_CREAT: a machine without a serial port shall not get a file of its name.
+            # Without O_CREAT, so that a machine without a serial port gets no such file.
             descriptor = os.open(serial, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK)
             try:
                 os.write(descriptor, line.encode(errors="backslashreplace"))

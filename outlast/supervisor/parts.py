@@ -1,4 +1,4 @@
-"""The parts of a run: which one may begin, and where it begins.
+"""The parts of a run: which one may start, and where it starts.
 
 One attempt is one life of the program. It sends a hello for each training; a part begins when all
 parts before it are done, so the steps of all parts form one sequence.
@@ -16,24 +16,24 @@ from outlast.supervisor.initial import is_init
 
 @dataclass(frozen=True)
 class Begin:
-    """Where a training begins: from scratch without a `state`."""
+    """Where a training starts; from scratch without a `state`."""
 
     part: str = ""
     before: int = 0
     """Steps of the parts before it."""
     state: Checkpoint | None = None
     end: Checkpoint | None = None
-    """Of a part that is done: the entry that says so."""
+    """The last entry of a part that is done."""
     wants_state: bool = True
 
     @property
     def step(self) -> int:
-        """Its own steps so far."""
+        """The part's own steps so far."""
         return 0 if self.state is None else own_step(self.state)
 
     @property
     def missing(self) -> tuple[Checkpoint, ...]:
-        """What has to be read before it can begin."""
+        """The checkpoints to read before it can start."""
         state = self.state if self.wants_state else None
         return tuple(entry for entry in (state, self.end) if entry is not None)
 
@@ -42,17 +42,17 @@ class Parts:
     """The trainings of one attempt, in the order in which its program begins them."""
 
     def __init__(self, chain: Sequence[Checkpoint], parts: Iterable[Part] = ()) -> None:
-        """``chain`` is HEAD's, without what could not be read; ``parts`` are all that the run
-        has."""
+        """``chain`` is HEAD's, without unreadable checkpoints; ``parts`` are all parts of the
+        run."""
         self._newest = chain[-1] if chain else None
         self._init = next((entry for entry in chain if is_init(entry)), None)
         self._unnamed = any(not entry.part and not is_init(entry) for entry in chain)
-        """Whether the run was begun without parts."""
+        """Whether the run started without parts."""
         self._known: dict[str, Part | None] = {part.name: part for part in parts}
-        """Of one that has no entry yet, None."""
+        """None for a part that has no entry yet."""
         self._begun: dict[str, None] = {}
         self.now = Begin()
-        """The training at work, or the one before if none is."""
+        """The current training, or the previous one if none is running."""
 
     @property
     def known(self) -> tuple[Part, ...]:
@@ -66,8 +66,8 @@ class Parts:
 
     @property
     def lacking(self) -> str | None:
-        """What the run's end lacks, for people: a part that is not done, or one that an earlier
-        start has done and this one has not begun. None if nothing is lacking."""
+        """A clause that says what the run lacks to be done: a part that is not done, or one that an
+        earlier start has done and this one has not started. None if nothing is lacking."""
         for name, part in self._known.items():
             if part is None or not part.done:
                 return f"its part {name!r} is not done"
@@ -78,7 +78,7 @@ class Parts:
         return None
 
     def goes_on(self) -> str:
-        """What the same command begins with, for people."""
+        """A clause for people: where the same command will continue."""
         newest = self._newest
         if newest is None or is_init(newest):
             return "the same command starts from scratch"
@@ -89,12 +89,11 @@ class Parts:
 
     @property
     def all_done(self) -> bool:
-        """Whether the program trains parts, has begun every one that the run has, and each is
-        done."""
+        """Whether the program trains parts, and has started and finished every part of the run."""
         return self.used and self.lacking is None
 
     def refusal(self, hello: Hello) -> str | None:
-        """Why the training that greets may not begin; None if it may."""
+        """Why the training that sent the hello may not start; None if it may."""
         name = hello.part
         if not name:
             if self._known:
@@ -115,8 +114,9 @@ class Parts:
         return self._refusal_of_order(name) or self._refusal_of_case(name)
 
     def _refusal_of_order(self, name: str) -> str | None:
-        """A later part may stand on the ones before: it sees them as they were each time."""
-        for begun in [*self._begun][-1:]:  # those before it were done when it began
+        """A later part may depend on the parts before it, so the order must be the same in every
+        start."""
+        for begun in [*self._begun][-1:]:  # those before it were done when it started
             part = self._known[begun]
             if part is not None and part.done:
                 continue
@@ -137,7 +137,8 @@ class Parts:
         )
 
     def _refusal_of_case(self, name: str) -> str | None:
-        """Each part has a folder in the result, and some systems tell no "A" from "a"."""
+        """Each part has a folder in the result, and some file systems treat "A" and "a" as the same
+        name."""
         for known in self._known:
             if known != name and known.lower() == name.lower():
                 return (
@@ -147,7 +148,7 @@ class Parts:
         return None
 
     def begin(self, hello: Hello) -> Begin:
-        """The training that greets begins."""
+        """Notes that the training that sent the hello starts; returns where."""
         name = hello.part
         self._begun[name] = None
         if not name:
@@ -165,7 +166,7 @@ class Parts:
         return self.now
 
     def committed(self, checkpoint: Checkpoint) -> None:
-        """The training at work has a new entry."""
+        """Notes a new entry of the current training."""
         self._newest = checkpoint
         if checkpoint.part:
             part = self._known.get(checkpoint.part)
@@ -178,7 +179,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Folders:
-    """What a training begins with, as it was read."""
+    """What a training starts from, read into folders."""
 
     begin: Begin
     state: Path | None = None

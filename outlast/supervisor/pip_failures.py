@@ -59,8 +59,8 @@ class Denied(Exception):
 def meaning(
     what: str, said: str, asked: Requirements | None, email: str, *, builds: bool
 ) -> tuple[type[Exception], str]:
-    """What pip's own words mean for the run: the error to raise, and its first sentence. ``asked``
-    is what was asked for, None for the project itself, or if nothing is built (``builds``)."""
+    """The error to raise for pip's output, and its first sentence. ``asked`` are the requirements;
+    None for the project itself, or if nothing is built (``builds``)."""
     if _NO_ROOM.search(said):
         return EnvironmentRefused, f"{what}: the VM's boot disk is full; set outlast:bootDiskGb"
     if _NETWORK.search(said):
@@ -98,7 +98,7 @@ def meaning(
     missing = _MISSING.search(said)
     place = asked.place_of(missing["name"]) if asked and missing else ""
     at = f": {place} {missing['name']}" if missing and place else ""
-    # An index may answer so for a package that it does not have.
+    # An index may give this answer for a package that it does not have.
     answered = f" (the index {denied[0][0]} answered {denied[0][1]})" if denied else ""
     return EnvironmentRefused, f"{what}{at}{answered}; correct outlast:requirements"
 

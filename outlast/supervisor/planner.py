@@ -8,20 +8,21 @@ from dataclasses import dataclass
 from enum import Enum
 
 SPARE_SHARE = 0.1
-"""Kept of what is left: for a network slower than measured, and the record of the end."""
+"""Share of the time left that is kept in reserve: for a network slower than measured, and for the
+end record."""
 
 
 class Plan(Enum):
-    """What to do on a notice."""
+    """What to do after a notice."""
 
     NOTHING = "nothing"
     """Neither can finish, or there is nothing to save."""
     FINISH = "finish"
-    """The commit on its way, and no other."""
+    """Finish the commit in progress, and start no other."""
     FINISH_AND_NEW = "finish and new"
-    """The commit on its way, and then a snapshot of where the trainer is now."""
+    """Finish the commit in progress, then commit a snapshot of the current state."""
     NEW = "new"
-    """A snapshot of where the trainer is now; nothing worth finishing is on its way."""
+    """Commit a snapshot of the current state; no commit in progress is worth finishing."""
 
     @property
     def new(self) -> bool:
@@ -34,22 +35,23 @@ class Outlook:
     """What is known when the notice comes. Sizes in bytes, times in seconds."""
 
     left_sec: float
-    """Until the machine ends."""
+    """Seconds until the machine ends."""
     in_flight_bytes: int | None
-    """Of the commit on its way, what is not in the store yet; None if none is on its way."""
+    """Bytes of the commit in progress that are not in the store yet; None if there is no such
+    commit."""
     new_bytes: int
-    """What a new snapshot would have to send, as far as is known."""
+    """Bytes that a new snapshot would have to send, as far as known."""
     bytes_per_sec: float | None
     """Measured while uploading; None before the first commit."""
     overhead_sec: float = 0.0
-    """What a commit takes beside its bytes."""
+    """Seconds that a commit takes besides sending its bytes."""
     write_sec: float = 0.0
-    """What the trainer needs to come to a boundary and write its state."""
+    """Seconds that the trainer needs to finish its step and write its state."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The plan, and the time that the trainer gets for its part of it."""
+    """The plan, and the trainer's share of the time."""
 
     plan: Plan
     trainer_sec: float
@@ -57,11 +59,10 @@ class Decision:
 
 
 def decide(outlook: Outlook) -> Decision:
-    """The plan for what is left. Pure.
+    """Decides what to do with the time left. Pure.
 
-    If nothing was measured yet a new snapshot is tried, with half of the time for the trainer:
-    not to try would lose for sure.
-    """
+    If nothing was measured yet, a new snapshot is tried, with half of the time for the trainer:
+    without a try, the work since the last commit is lost for certain."""
     left_sec = outlook.left_sec * (1 - SPARE_SHARE)
     rate, flying = outlook.bytes_per_sec, outlook.in_flight_bytes
     if left_sec <= 0:
@@ -71,7 +72,7 @@ def decide(outlook: Outlook) -> Decision:
         return Decision(plan, outlook.left_sec / 2)
     new_sec = outlook.new_bytes / rate + outlook.overhead_sec
     finish_sec = 0.0 if flying is None else flying / rate + outlook.overhead_sec
-    # Writing the new one and uploading the old one happen at the same time; the uploads do not.
+    # Writing the new snapshot overlaps with uploading the old one; the two uploads do not overlap.
     if max(finish_sec, outlook.write_sec) + new_sec <= left_sec:
         plan = Plan.NEW if flying is None else Plan.FINISH_AND_NEW
         return Decision(plan, left_sec - new_sec)

@@ -36,8 +36,8 @@ RECORDED_PACKAGES = ("outlast", "blake3", "google-cloud-storage", "numpy", "scik
 
 
 class Preparation:
-    """What comes before one attempt's trainer, in this order: `allowed`, `restore`,
-    `record_start`, `code`. Raises what HEAD, the store and the disk do."""
+    """The steps before an attempt's trainer starts, in this order: `allowed`, `restore`,
+    `record_start`, `code`. Raises the errors of HEAD, the store and the disk."""
 
     def __init__(
         self,
@@ -57,7 +57,8 @@ class Preparation:
         self._term = committer.term
 
     def allowed(self) -> Outcome | None:
-        """An outcome where this machine must not train: it may not leave, or has no GPUs."""
+        """An outcome if this machine must not train: it may not leave its group, or its GPUs do not
+        answer."""
         timeouts, clock = self._spec.timeouts, self._site.clock
         patience = spreading(clock, timeouts.iam_propagation, timeouts.backoff)
         if not wait_for_permission(self._site.group, patience):
@@ -76,8 +77,8 @@ class Preparation:
         return None
 
     def restore(self) -> Restored | Outcome | None:
-        """The checkpoint to resume from; None to start from scratch; an outcome where what the run
-        was to begin with cannot be used."""
+        """The checkpoint to resume from; None to start from scratch; an outcome if the checkpoint
+        that the run starts from cannot be used."""
         self._rooms.clear()
         into = self._rooms.given[0] / "restored"
         found = self._committer.restore(into, place=self._rooms.choose)
@@ -93,7 +94,7 @@ class Preparation:
         return restored
 
     def record_start(self, restored: Restored | None) -> None:
-        """Writes down what this attempt is, and what was changed since its checkpoint."""
+        """Records the start of this attempt, and what was changed since its checkpoint."""
         spec, machine = self._spec.to_json(), self._site.machine
         spec["has_own_user"] = self._site.trainer_user is not None
         store, patience = self._head_file.store, self._head_file.patience
@@ -123,7 +124,7 @@ class Preparation:
         write_record(store, path, start, patience=patience)
 
     def code(self) -> Outcome | None:
-        """The trainer's code and its packages; an outcome if they cannot be had."""
+        """Prepares the trainer's code and packages. Returns an outcome if that fails."""
         try:
             self._site.prepare_code(InHead(self._head_file))
         except CodeRefused as error:
@@ -133,14 +134,15 @@ class Preparation:
         return None
 
     def _unusable(self, message: str) -> Outcome:
-        """The checkpoint that the run begins with cannot be used; a retry would meet the same."""
+        """The outcome if the initial checkpoint or the code cannot be used: a retry would fail
+        too."""
         if self._site.restarts:
             return self._jobs.finish_failed(Reason.USAGE, message, None)
         return Outcome(Next.STOP, Reason.USAGE, message)
 
     def _content_before(self, restored: Restored | None) -> Mapping[str, Any] | None:
-        """The content with which the restored checkpoint was made, where this attempt has another;
-        None if it is the same, or not known."""
+        """The content that made the restored checkpoint, if this attempt has a different one; None
+        if it is the same or not known."""
         if restored is None or not self._spec.content:
             return None
         store, layout = self._head_file.store, self._head_file.layout

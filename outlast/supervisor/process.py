@@ -1,4 +1,5 @@
-"""The trainer as a process: started, listened to, killed with everything it started."""
+"""The trainer as a process: starts it, reads its output, and kills it with everything it
+started."""
 
 import collections
 import contextlib
@@ -36,27 +37,28 @@ Post = Callable[[Exited], None]
 
 
 class Trainer(Protocol):
-    """What an attempt does with its trainer."""
+    """A trainer, as an attempt controls it."""
 
     ends_with_connection: bool
-    """Whether a closed connection is the trainer's end; else its process's exit is."""
+    """Whether a closed connection means that the trainer has ended; otherwise its process must
+    exit."""
     restarts: bool
     """Whether the supervisor can start it again."""
 
     def start(self, post: Post) -> None:
-        """Start; ``post`` is called once it has ended."""
+        """Starts it; ``post`` is called once it has ended."""
         ...
 
     def kill(self) -> None:
-        """End it and all it started, at once."""
+        """Kills it and everything it started, at once."""
         ...
 
     def dump_stacks(self) -> None:
-        """Make it say where it is, in its log, before it is killed."""
+        """Makes it write its stacks to its log, before it is killed."""
         ...
 
     def last_lines(self) -> tuple[str, ...]:
-        """The end of its stderr."""
+        """The last lines of its stderr."""
         ...
 
 
@@ -76,8 +78,8 @@ class TrainerProcess:
         mask: Mask | None = None,
         user: TrainerUser | None = None,
     ) -> None:
-        """`mask` is laid over all that it prints, before it is read anywhere. With a `user` it runs
-        as that one and can gain no rights; `folder` must be the user's then."""
+        """`mask` is applied to all output before anything reads it. With a `user`, the trainer runs
+        as that user and can gain no rights; `folder` must then belong to the user."""
         self._mask = mask or Mask()
         self._argv = argv
         self._folder = folder
@@ -118,7 +120,7 @@ class TrainerProcess:
             code = process.wait()
             kill_tree(process.pid, self._mark)
             for reader in readers:
-                reader.join(1.0)  # what escaped the kill may hold the pipe for ever
+                reader.join(1.0)  # a process that escaped the kill may hold the pipe forever
             self._log.close()
             post(Exited(code))
 
@@ -129,7 +131,8 @@ class TrainerProcess:
             kill_tree(self._process.pid, self._mark)
 
     def dump_stacks(self) -> None:
-        """SIGABRT: with PYTHONFAULTHANDLER Python writes the stack of every thread and dies."""
+        """Sends SIGABRT: with PYTHONFAULTHANDLER, Python writes the stack of every thread and
+        dies."""
         if self._process is None or self._process.poll() is not None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -141,7 +144,7 @@ class TrainerProcess:
         return self._tail.lines()
 
     def _copy(self, stream: IO[bytes], tail: "_Tail | None" = None) -> None:
-        """Bytes of a stream to the log, until everybody has closed it."""
+        """Copies a stream to the log, until every process has closed it."""
         masked = self._mask.stream()
         with stream:
             while data := os.read(stream.fileno(), 65536):
@@ -155,13 +158,13 @@ class TrainerProcess:
 
 
 class CallingTrainer:
-    """The trainer of a run in a folder: it started this supervisor, and its terminal is its own."""
+    """The trainer of a run in a folder: it started this supervisor, and has its own terminal."""
 
     ends_with_connection = True
     restarts = False
 
     def __init__(self, parent: int) -> None:
-        """``parent`` is the trainer's process, noted when the supervisor began."""
+        """``parent`` is the trainer's process id, noted when the supervisor started."""
         self._parent = parent
         self._killed = threading.Event()
 
@@ -174,7 +177,7 @@ class CallingTrainer:
         threading.Thread(target=watch, name="trainer", daemon=True).start()
 
     def kill(self) -> None:
-        """Closing the connection is all that may be done to somebody else's process."""
+        """Only asks for the connection to be closed: the process belongs to the user."""
         self._killed.set()
 
     def dump_stacks(self) -> None:
@@ -187,9 +190,9 @@ class CallingTrainer:
 def trainer_argv(
     trainer: str | Path, flags: Iterable[str], *, python: str = "", processes: int = 1
 ) -> list[str]:
-    """The command of a trainer of the bundle, or of one that is a path, in its interpreter or else
-    in this one; several
-    processes are started by torch's own launcher, which the trainer's interpreter has."""
+    """The command that starts a trainer: one of the bundle, or a path. `python` is its interpreter;
+    empty: this one. Several processes are started by torch's own launcher, which the trainer's
+    interpreter has."""
     launcher = ["outlast.loop.launch", str(processes)] if processes > 1 else []
     return [
         python or sys.executable,
@@ -211,10 +214,10 @@ def command_argv(
     more: Mapping[str, Any] | None = None,
     **options: Path | str | None,
 ) -> list[str]:
-    """The runner of a command, in this interpreter; the command's own is on its PATH.
+    """The command line of the runner, in this interpreter; the command finds its own on its PATH.
 
     ``options`` are the runner's: ``source``, ``folder`` and ``programs``. ``more`` are the user's
-    by their flags, True for a bare flag, a list for one that is repeated."""
+    options by their flags: True for a bare flag, a list for a repeated one."""
     argv = [sys.executable, "-P", "-m", "outlast.loop.command", "--home", str(home)]
     argv += ["--checkpoint-quiet-sec", repr(quiet_sec)]
     argv += [f"--data={url}" for url in data]
@@ -238,13 +241,13 @@ def trainer_environment(socket: Path, bundle: Path) -> dict[str, str]:
         "PYTHONPATH": str(bundle),
         "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
-        # A trainer that iterates over a set of strings shall do so alike in every attempt.
+        # A trainer that iterates over a set of strings must use the same order in every attempt.
         "PYTHONHASHSEED": "0",
     }
 
 
 class _Tail:
-    """The last lines of a stream; a progress bar's carriage returns leave only its last state."""
+    """The last lines of a stream. A progress bar's carriage returns leave only its last state."""
 
     def __init__(self) -> None:
         self._lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
@@ -256,7 +259,7 @@ class _Tail:
             *whole, last = (self._open + data).split(b"\n")
             for line in whole:
                 self._lines.append(_shown(line))
-            # Of an endless line only what is after its last carriage return will be shown.
+            # Only the text after an endless line's last carriage return will be shown.
             cut = last[:-1].rfind(b"\r") + 1
             self._open = last[cut:][-LINE_BYTES_MAX:]
 

@@ -1,4 +1,4 @@
-"""How far an attempt has come."""
+"""The progress of an attempt."""
 
 import time
 from dataclasses import dataclass, field
@@ -8,31 +8,31 @@ WARNINGS_MAX = 20
 
 @dataclass
 class Progress:
-    """How far an attempt has come: its one thread writes it, its heartbeat reads it."""
+    """The progress of an attempt: written by its one thread, read by its heartbeat."""
 
     step: int = 0
     total: int | None = None
     part: str = ""
-    """The part of the run that is trained; empty if the run has none."""
+    """The part that is being trained; empty if the run has no parts."""
     before: int = 0
-    """Steps of the parts before it. The steps here count them."""
+    """Steps of the parts before it. `step` includes them."""
     phase: str = "start"
     begun: int = 0
     """Step that this attempt resumed from."""
     committed: int | None = None
     """Step of the newest checkpoint of this attempt."""
     seconds_to_commit: float | None = None
-    """From the trainer's start to the first checkpoint."""
+    """Seconds from the trainer's start to the first checkpoint."""
     commit_sec: float | None = None
-    """What the last commit took."""
+    """Seconds that the last commit took."""
     warnings: list[str] = field(default_factory=list)
-    """What the trainer said that people should look at."""
+    """The trainer's warnings for people."""
     failure: str = ""
-    """Why the trainer ended, while it is still open whether the machine is stopping."""
+    """Why the trainer ended, while it is not yet known whether the machine is stopping."""
     stderr: tuple[str, ...] = ()
     """The last lines of that trainer's stderr."""
     step_sec: float = 0.0
-    """What a step takes; after a notice the trainer finishes the one it is in."""
+    """Seconds that a step takes; after a notice, the trainer finishes its current step."""
     _stepped_at: tuple[float, int] | None = None
 
     @property
@@ -41,21 +41,21 @@ class Progress:
         return self.begun if self.committed is None else self.committed
 
     def begin_part(self, part: str, before: int, total: int | None) -> None:
-        """A training begins; ``total`` is its own number of steps, where it knows it."""
+        """Notes that a training starts; ``total`` is its own number of steps, if known."""
         self.part, self.before = part, before
         self.total = None if total is None else before + total
 
     def note_warning(self, message: str) -> None:
-        """The trainer has said this; the first few are kept, and each once."""
+        """Keeps a warning, each once, and at most WARNINGS_MAX."""
         if message not in self.warnings and len(self.warnings) < WARNINGS_MAX:
             self.warnings.append(message)
 
     def note_failure(self, message: str, stderr: tuple[str, ...]) -> None:
-        """The trainer has ended, and the verdict is held back."""
+        """Notes that the trainer has ended, while the verdict is held back."""
         self.failure, self.stderr = message, stderr
 
     def note_step(self, step: int) -> None:
-        """The trainer has made this step; measures how long one takes."""
+        """Notes a finished step, and measures how long one takes."""
         now, before = time.monotonic(), self._stepped_at
         if before is None or step < before[1]:
             self._stepped_at = (now, step)

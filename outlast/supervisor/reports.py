@@ -1,4 +1,4 @@
-"""What people see of a running attempt: its heartbeat, its trainer's log, its LOG_DIR."""
+"""The reports of a running attempt to people: its heartbeat, its trainer's log, its LOG_DIR."""
 
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from outlast.supervisor.trainer_log import LogUpload
 
 
 class Reports:
-    """The threads that report on one attempt; nothing that fails in them ends it, but what HEAD
-    says to the heartbeat."""
+    """The threads that report on one attempt. Only a change of HEAD that the heartbeat finds can
+    end the attempt."""
 
     def __init__(self, head_file: HeadFile, site: Site) -> None:
         self._head_file = head_file
@@ -24,7 +24,7 @@ class Reports:
         self._logs: list[LogUpload | Logs] = []
 
     def begin(self, progress: Progress, latest: Latest, heartbeat_sec: float, post: Post) -> None:
-        """Heartbeats, and what the trainer will print."""
+        """Starts the heartbeats and the upload of the trainer's log."""
         self._heartbeats = HeartbeatSender(
             self._head_file,
             self._term,
@@ -38,7 +38,7 @@ class Reports:
             self._logs.append(LogUpload(log, self._put_log_piece, self._head_file.patience))
 
     def keep(self, log_dir: Path) -> None:
-        """The files that the trainer will leave in its LOG_DIR too."""
+        """Starts to upload the files that the trainer will leave in its LOG_DIR."""
         user = self._site.trainer_user
         if user is None:
             log_dir.mkdir(parents=True, exist_ok=True)
@@ -48,8 +48,8 @@ class Reports:
         self._logs.append(Logs(log_dir, self._put_log_file, owner))
 
     def close(self, *, last_words: bool) -> None:
-        """End; with ``last_words`` after a last heartbeat and the rest of the logs, all at the same
-        time."""
+        """Ends the reports; with ``last_words``, after a last heartbeat and the rest of the logs,
+        all at the same time."""
         for part in self._logs:
             part.finish(last_words=last_words)
         if self._heartbeats is not None:
@@ -57,7 +57,7 @@ class Reports:
         for part in self._logs:
             part.join()
 
-    # Only this attempt names these objects: a repeated write is the same one, or a longer file.
+    # Only this attempt writes these names: a repeated write has the same bytes, or more of a file.
 
     def _put_log_piece(self, index: int, data: bytes) -> None:
         self._head_file.store.put(self._head_file.layout.log_piece(self._term, index), data)

@@ -23,19 +23,19 @@ _log = logging.getLogger(__name__)
 ENDPOINT = "https://secretmanager.googleapis.com/"
 ENDPOINT_VARIABLE = "OUTLAST_SECRET_MANAGER_ENDPOINT"
 BYTES_MAX = 65_536
-"""What Secret Manager holds in one version."""
+"""The most bytes that Secret Manager holds in one version."""
 MASK = b"***"
 MASKED_BYTES_MIN = 6
-"""A shorter secret is not masked: the log would lose words that only look like it."""
+"""A shorter secret is not masked: it would also mask ordinary words in the log."""
 MASKED_LINE_BYTES_MIN = 8
-"""Of a secret of several lines, each line that has so many bytes is masked by itself too."""
+"""In a secret of several lines, each line with at least this many bytes is also masked alone."""
 _ENCODED_BYTES_MIN = 8
 _PART_BYTES_MIN = 3
-"""The beginning of a secret at a stream's very end is masked where it is longer than this."""
+"""The start of a secret at a stream's very end is masked if it is longer than this."""
 
 
 class SecretRefused(Exception):
-    """The run cannot have the secret that its settings name."""
+    """The run cannot get the secret that its settings name."""
 
 
 class SecretUnavailable(Exception):
@@ -49,7 +49,7 @@ class _Forbidden(Exception):
 
 
 class _Unanswered(Exception):
-    """No answer, or one that may differ the next time."""
+    """No answer, or an answer that may differ next time."""
 
     trouble = Trouble.SILENT
 
@@ -62,8 +62,9 @@ class SecretReader:
     patience: Patience
 
     def read(self, setting: str, name: str) -> bytes:
-        """The bytes of the secret `name` (`projects/P/secrets/NAME/versions/V`), which `setting`
-        names. Raises SecretRefused, SecretUnavailable, and what the clock's `sleep` raises."""
+        """Returns the bytes of the secret `name` (`projects/P/secrets/NAME/versions/V`); `setting`
+        names it in errors. Raises SecretRefused, SecretUnavailable, and whatever the clock's
+        `sleep` raises."""
         try:
             return self.patience(lambda: self._ask(f"{setting} {name}", name))
         except _Forbidden as error:
@@ -115,7 +116,7 @@ def _refusal(field: str, name: str, status: int) -> Exception:
 
 @dataclass
 class TrainerSecrets:
-    """The trainer's secret variables, and the mask of what it says. Safe to share."""
+    """The trainer's secret variables, and the mask of its output. Safe to share between threads."""
 
     reader: SecretReader
     names: Mapping[str, str]
@@ -125,10 +126,10 @@ class TrainerSecrets:
     """Variable to value, once `load` has read them."""
 
     def load(self) -> None:
-        """Reads all secrets, as they are now. Raises SecretRefused and SecretUnavailable."""
+        """Reads the current values of all secrets. Raises SecretRefused and SecretUnavailable."""
         for variable, name in self.names.items():
             setting = f"secretEnv.{variable}"
-            value = self.reader.read(setting, name).rstrip(b"\r\n")  # what echo leaves behind
+            value = self.reader.read(setting, name).rstrip(b"\r\n")  # left by echo
             if not value or b"\0" in value:
                 what = "holds a null byte, and a variable cannot" if value else "is empty"
                 raise SecretRefused(f"{setting} {name}: {what}; add a version with a value")
@@ -146,8 +147,8 @@ class TrainerSecrets:
 
 
 class Mask:
-    """Replaces secrets in bytes and texts by ``***``: as they are, and as they look in base64, in a
-    URL and in JSON. Without secrets it changes nothing."""
+    """Replaces secrets in bytes and texts with ``***``: in plain form, in base64, in a URL and in
+    JSON. Without secrets it changes nothing."""
 
     def __init__(self) -> None:
         self._secrets: set[bytes] = set()
@@ -157,7 +158,7 @@ class Mask:
         self._lock = threading.Lock()
 
     def add(self, secret: bytes) -> None:
-        """Mask this one too, from now on; one that is too short is left as it is."""
+        """Masks this secret too, from now on; ignores one that is too short."""
         with self._lock:
             if len(secret) < MASKED_BYTES_MIN or secret in self._secrets:
                 return
@@ -167,19 +168,19 @@ class Mask:
             self._any = re.compile(b"|".join(map(re.escape, self._patterns)))
 
     def data(self, data: bytes) -> bytes:
-        """All of the data at once."""
+        """Masks all of the data at once."""
         masked, held = self.split(data)
         return masked + self.rest(held)
 
     def text(self, text: str) -> str:
-        """All of the text at once."""
+        """Masks all of the text at once."""
         if self._any is None:
             return text
         return self.data(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
 
     def split(self, data: bytes) -> tuple[bytes, bytes]:
-        """The data masked as far as it is certain, and its end that may be the beginning of a
-        secret, as it is; both empty for empty."""
+        """Returns the masked data as far as it is certain, and the unmasked end that may be the
+        start of a secret. Either may be empty."""
         if self._any is None:
             return data, b""
         hold = self._hold(data)
@@ -193,8 +194,7 @@ class Mask:
         return b"".join([*pieces, data[done:hold]]), data[hold:]
 
     def rest(self, held: bytes) -> bytes:
-        """The end of a stream: whole secrets in it are masked, and one of which at least half is
-        there."""
+        """Masks the end of a stream: whole secrets, and one of which at least half is there."""
         if self._any is None or not held:
             return held
         masked = self._any.sub(MASK, held)
@@ -205,11 +205,11 @@ class Mask:
         return masked
 
     def stream(self) -> "MaskedStream":
-        """For bytes that arrive in pieces."""
+        """A mask for bytes that arrive in pieces."""
         return MaskedStream(self)
 
     def _hold(self, data: bytes) -> int:
-        """Where the end begins that may become a secret with what follows."""
+        """The index of the end that may become a secret with the bytes that follow."""
         hold = len(data)
         for pattern in self._patterns:
             start = max(0, len(data) - len(pattern) + 1)
@@ -222,25 +222,25 @@ class Mask:
 
 
 class MaskedStream:
-    """One stream's mask: a secret that is written in several pieces is masked too."""
+    """The mask of one stream: also masks a secret that is written in several pieces."""
 
     def __init__(self, mask: Mask) -> None:
         self._mask = mask
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What can be shown now."""
+        """Returns the bytes that can be shown now."""
         masked, self._held = self._mask.split(self._held + data)
         return masked
 
     def end(self) -> bytes:
-        """What was held back."""
+        """Returns the bytes that were held back, masked."""
         held, self._held = self._held, b""
         return self._mask.rest(held)
 
 
 def _forms(secret: bytes) -> Iterator[bytes]:
-    """What the secret looks like where it is written as it is, or encoded."""
+    """Yields the forms of the secret: plain and encoded."""
     yield secret
     lines = [line.strip() for line in secret.splitlines()]
     if len(lines) > 1:
@@ -252,8 +252,8 @@ def _forms(secret: bytes) -> Iterator[bytes]:
     yield json.dumps(text)[1:-1].encode()
     yield json.dumps(text, ensure_ascii=False)[1:-1].encode()
     yield repr(text)[1:-1].encode()
-    # In base64 a secret looks one of three ways, by where in the text it begins (user:secret); the
-    # characters at both ends hold bits of its neighbours and are left out.
+    # In base64 a secret has one of three forms, depending on its offset in the text (user:secret).
+    # The characters at both ends also hold bits of its neighbours and are left out.
     for before in range(3):
         encoded = base64.b64encode(bytes(before) + secret)
         begin = (before * 8 + 5) // 6

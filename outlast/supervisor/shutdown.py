@@ -1,4 +1,4 @@
-"""The shutdown after a notice or before the run's limit: what to do until then."""
+"""The shutdown after a notice or before the run's limit: how to use the time left."""
 
 import time
 from dataclasses import dataclass
@@ -13,28 +13,28 @@ LIMIT_MARGIN_SEC = 120.0
 LIMIT_MARGIN_SHARE = 0.1
 LIMIT_MARGIN_COMMITS = 3
 LIMIT_MARGIN_MOST = 0.5
-"""Share of the run's whole time, and of what was left as the attempt began, that commits may take
+"""Share of the run's whole time, and of the time left at the attempt's start, that commits may take
 from training."""
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """A stop that was sent to the trainer."""
+    """A stop that the trainer was asked for."""
 
     reason: Reason
     message: str
     until: float
-    """The machine ends then."""
+    """When the machine ends."""
     trainer_until: float
-    """The trainer is killed then."""
+    """When the trainer is killed."""
     snapshot: bool
-    """Whether it was asked for one."""
+    """Whether the trainer was asked for a snapshot."""
     no_time: str = ""
-    """Why it was not asked for one, or why the commit of its snapshot was not begun."""
+    """Why it was not asked for a snapshot, or why the commit of its snapshot was not started."""
 
     def lost(self, step: int, kept: int) -> str:
-        """The message of the attempt's end: where ``kept`` is the last step that is committed and
-        ``step`` the last one made, also what was lost, and why."""
+        """The message of the attempt's end. ``kept`` is the last committed step and ``step`` the
+        last one made; if they differ, the message says what was lost, and why."""
         if step <= kept:
             return self.message
         why = self.no_time or "the trainer did not hand it over in its share of the time"
@@ -42,12 +42,13 @@ class Leaving:
 
 
 class Outlooks:
-    """What is worth doing with the seconds left, by what was measured so far."""
+    """Plans how to use the seconds left, from what was measured so far."""
 
     def __init__(
         self, committer: Committer, progress: Progress, commit_sec_before: float | None
     ) -> None:
-        """``commit_sec_before``: what the last commit of an earlier attempt took, if known."""
+        """``commit_sec_before``: seconds that the last commit of an earlier attempt took, if
+        known."""
         self._committer = committer
         self._progress = progress
         self._commit_sec_before = commit_sec_before
@@ -55,11 +56,12 @@ class Outlooks:
     def leaving(
         self, reason: Reason, message: str, until: float, *, in_flight: bool, before: Leaving | None
     ) -> tuple[Leaving, planner.Plan]:
-        """The stop to tell the trainer of, which gives it no more time than the one before."""
+        """Returns the stop to send to the trainer, which gives it no more time than the previous
+        one, and the plan."""
         now = time.monotonic()
         found = self.plan(until - now, in_flight=in_flight)
         wanted = found.plan.new
-        # If no snapshot is wanted it has all of the time to end by itself.
+        # If no snapshot is wanted, it may use all of the time to end.
         trainer_until = now + found.trainer_sec if wanted else until
         if before is not None:
             trainer_until = min(trainer_until, before.trainer_until)
@@ -67,15 +69,15 @@ class Outlooks:
         return Leaving(reason, message, until, trainer_until, wanted, no_time), found.plan
 
     def no_time(self, left_sec: float, *, in_flight: bool) -> str:
-        """A sentence with what was measured, where the plan is not to commit a snapshot."""
+        """A clause with what was measured, for a plan without a new snapshot."""
         before = ", a commit was in progress" if in_flight else ""
         last_sec = self._progress.commit_sec or self._commit_sec_before
         took = f", and the last commit took {last_sec:.1f} s" if last_sec else ""
         return f"{max(left_sec, 0):.1f} s were left{before}{took}"
 
     def plan(self, left_sec: float, *, in_flight: bool, written: bool = False) -> planner.Decision:
-        """``in_flight``: a commit is on its way; ``written``: the trainer has its snapshot
-        ready."""
+        """Plans the time left. ``in_flight``: a commit is in progress; ``written``: the trainer has
+        its snapshot ready."""
         committer = self._committer
         rate, overhead_sec = None, 0.0
         new_bytes = committer.sent_bytes
@@ -98,7 +100,7 @@ class Outlooks:
 
 
 class Limit:
-    """The run's deadline, and the time before it that the last commits need."""
+    """The run's deadline, and the margin before it that the last commits need."""
 
     def __init__(self, head_file: HeadFile, term: int, progress: Progress) -> None:
         self._head_file = head_file
@@ -107,7 +109,7 @@ class Limit:
         self._at_start_sec: float | None = None
 
     def begin(self) -> None:
-        """Training begins now."""
+        """Notes that training starts now."""
         self._at_start_sec = self._to_deadline_sec
 
     @property
@@ -121,7 +123,7 @@ class Limit:
 
     @property
     def left_sec(self) -> float:
-        """Until the trainer has to be stopped."""
+        """Seconds until the trainer has to be stopped."""
         return self._to_deadline_sec - self.margin_sec
 
     @property

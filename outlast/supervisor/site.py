@@ -21,7 +21,7 @@ from outlast.supervisor.trainer_user import TrainerUser
 from outlast.supervisor.webhook import Webhook
 
 SLEEP_SIGN_SEC = 10.0
-"""A longer sleep on purpose gives a sign of life in between."""
+"""Seconds; a longer deliberate sleep gives signs of progress in between."""
 
 
 class Next(Enum):
@@ -30,9 +30,9 @@ class Next(Enum):
     LEAVE = "leave"
     """The run has ended."""
     STOP = "stop"
-    """The machine ends, or should, so that another takes its place."""
+    """The machine ends, or should end, so that another one replaces it."""
     AGAIN = "again"
-    """Go through the table at boot."""
+    """Use the boot table again."""
     WATCH = "watch"
     """Fenced: a higher term holds the run."""
     IDLE = "idle"
@@ -47,29 +47,29 @@ class Outcome:
     reason: Reason
     message: str
     repeats: bool = False
-    """Whether the next machine must be expected to meet the same."""
+    """Whether the next machine will probably fail in the same way."""
 
 
 class MachineClock:
-    """Time of this machine. While nothing is worth finishing, a sleep ends with SIGTERM."""
+    """The clock of this machine. While nothing is worth finishing, SIGTERM ends a sleep."""
 
     def __init__(self, notices: Notices, sign: Callable[[], None] = lambda: None) -> None:
-        """``sign`` is called while it sleeps: who waits on purpose is not stuck."""
+        """``sign`` is called during a sleep: a deliberate wait is not a stall."""
         self._notices = notices
         self._sign = sign
         self.training = False
-        """Whether an attempt would lose something, so that it watches for notices itself."""
+        """Whether an attempt has something to lose, so that it watches for notices itself."""
 
     @property
     def unsigned(self) -> Clock:
-        """The same clock for who waits for something that may never come: it gives no signs."""
+        """The same clock without signs of progress, for waits that may never end."""
         return _Unsigned(self)
 
     def monotonic(self) -> float:
         return time.monotonic()
 
     def sleep(self, seconds: float, *, sign: bool = True) -> None:
-        """Raises Interrupted where SIGTERM came and nothing is worth finishing."""
+        """Sleeps. Raises Interrupted if SIGTERM comes while nothing is worth finishing."""
         until = time.monotonic() + seconds
         sleep = time.sleep if self.training else self._notices.sleep
         while True:
@@ -81,7 +81,7 @@ class MachineClock:
 
 
 class _Unsigned:
-    """A machine's clock whose sleeps are no signs of progress."""
+    """A machine's clock whose sleeps give no signs of progress."""
 
     def __init__(self, clock: MachineClock) -> None:
         self._clock = clock
@@ -95,41 +95,42 @@ class _Unsigned:
 
 @dataclass(frozen=True)
 class Site:
-    """Where attempts happen: all that differs between a VM and a folder."""
+    """Everything that differs between a VM and a folder."""
 
     machine: Machine
     group: Membership
     notices: Notices
     listener: Listener
     work: Path
-    """A folder for snapshots, this supervisor's alone."""
+    """A folder for snapshots that only this supervisor uses."""
     make_trainer: Callable[[int], Trainer]
-    """The trainer of a term; asked once its code is ready."""
+    """Creates the trainer of a term; called once its code is ready."""
     log_of: Callable[[int], TrainerLog | None]
-    """The log of a term's trainer, the same at each call; None if none is kept."""
+    """Returns the log of a term's trainer, the same at each call; None if none is kept."""
     clock: MachineClock
     webhook: Webhook
     log_dir_of: Callable[[int], Path] | None = None
-    """Where a term's trainer leaves files to be kept with the attempt; None for in ``work``."""
+    """Returns the folder in which a term's trainer leaves files to keep with the attempt. None: a
+    folder in ``work``."""
     run_id: str = ""
-    """Name of the run, where the spec has none because it is in a folder."""
+    """Name of the run, if the spec has none because the run is in a folder."""
     restarts: bool = True
-    """Whether an attempt that ended for a reason of the user's own ends the run; in a folder
-    starting the command again is the retry."""
+    """Whether the supervisor can start the trainer again. In a folder the user retries with the
+    same command, so a failure of the user's code does not end the run."""
     data: Cache = field(default_factory=lambda: Cache(user_cache()))
-    """Where data of buckets is fetched to."""
+    """Cache for data from buckets."""
     scratch: tuple[Path, ...] = ()
-    """Other folders for snapshots, this supervisor's alone, in order, where ``work`` has no room
+    """More folders for snapshots that only this supervisor uses, in order, if ``work`` has no room
     for two."""
     sign: Callable[[], None] = lambda: None
     """Called for each sign of progress; the health check reads it."""
     prepare_code: Callable[[Recorded], None] = lambda recorded: None
-    """Makes ready what the trainer is started from; raises CodeRefused and CodeUnavailable."""
+    """Prepares the trainer's code; raises CodeRefused and CodeUnavailable."""
     machine_age_sec: Callable[[], float] = machine_age_sec
-    """Since the machine was started."""
+    """Returns the seconds since the machine was started."""
     wanted: Callable[[], bool] = lambda: True
-    """Whether a term is still wanted: in a folder, whether the trainer that waits for it lives."""
+    """Returns whether a term is still wanted: in a folder, whether the waiting trainer is alive."""
     trainer_user: TrainerUser | None = None
-    """Whom the trainer runs as; None: as this process does."""
+    """User that the trainer runs as; None: this process's own user."""
     mask: Mask = field(default_factory=Mask)
-    """Laid over all that is recorded for people: it holds the trainer's secrets."""
+    """Applied to everything that is recorded for people; holds the trainer's secrets."""

@@ -26,37 +26,38 @@ Answer = Callable[[Message], None]
 
 @dataclass(frozen=True)
 class Sign:
-    """A download goes on."""
+    """Event: a download makes progress."""
 
 
 @dataclass(frozen=True)
 class Staged:
-    """Data is on this machine; its fingerprint is not in HEAD yet."""
+    """Event: data is on this machine; its fingerprint is not in HEAD yet."""
 
     fingerprint: DataFingerprint
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The data cannot be used; the trainer hears the same."""
+    """Event: the data cannot be used; the trainer gets the same error."""
 
     error: Error
 
 
 @dataclass(frozen=True)
 class Unanswered:
-    """The store gives no usable answer, or this machine's disk does not work."""
+    """Event: the store gives no usable answer, or this machine's disk fails."""
 
     error: Exception
 
 
 @dataclass(frozen=True)
 class Answered:
-    """An answer was given, whichever."""
+    """Event: a request was answered, in any way."""
 
 
 class Staging:
-    """All that one attempt's trainer asks for. ``ask`` and ``heard`` are its one thread's."""
+    """Serves the data requests of one attempt's trainer. Only the attempt's one thread may call
+    ``ask`` and ``over``."""
 
     def __init__(self, data_service: DataService, post: Post) -> None:
         self._data_service = data_service
@@ -67,17 +68,17 @@ class Staging:
 
     @property
     def under_way(self) -> bool:
-        """Whether anything is asked for and not answered."""
+        """Whether any request is unanswered."""
         return self._asked > 0
 
     @property
     def seconds(self) -> float:
-        """Time that went by while the trainer waited for data."""
+        """Seconds that the trainer has waited for data."""
         waiting = time.monotonic() - self._since if self._asked else 0.0
         return self._seconds + waiting
 
     def ask(self, request: Fetch, answer: Answer) -> None:
-        """Begin to answer; ``answer`` is called from another thread."""
+        """Starts to answer a request; ``answer`` is called from another thread."""
         if not self._asked:
             self._since = time.monotonic()
         self._asked += 1
@@ -86,7 +87,7 @@ class Staging:
         ).start()
 
     def over(self) -> None:
-        """One answer was given."""
+        """Notes that one request was answered."""
         self._asked -= 1
         if not self._asked:
             self._seconds += time.monotonic() - self._since
@@ -109,11 +110,11 @@ class Staging:
             refusal = Error(str(error), kind)
             self._post(Refused(refusal))
             answer(refusal)
-        except Exception as error:  # a thread that died would leave its trainer waiting
+        except Exception as error:  # if this thread died, the trainer would wait forever
             self._post(Unanswered(error))
             answer(Error(f"data {request.url}: {error}", "supervisor"))
         else:
-            # First the attempt, then the trainer: nothing is committed without the fingerprint.
+            # The attempt is informed first: nothing is committed without the fingerprint.
             self._post(Staged(found.fingerprint))
             answer(Fetched(str(found.path)))
         finally:

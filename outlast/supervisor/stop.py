@@ -6,7 +6,8 @@ from outlast.supervisor.notice import Notices
 
 
 class Stop:
-    """SIGTERM and SIGINT, from the first moment on; passed to the notices once there are any."""
+    """Catches SIGTERM and SIGINT from the first moment, and passes them to the notices once
+    connected."""
 
     def __init__(self) -> None:
         self._notices: Notices | None = None

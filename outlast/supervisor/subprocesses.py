@@ -1,4 +1,4 @@
-"""Runs a process that the supervisor waits for before it starts the trainer.
+"""Runs a process that must end before the supervisor starts the trainer.
 
 It is killed, with everything that it started, if the wait is ended, or if it neither writes nor
 computes for `STUCK_SEC`: a build may be silent for an hour, but then it keeps a processor busy.
@@ -18,24 +18,24 @@ from outlast.supervisor.trainer_user import TrainerUser
 
 POLL_SEC = 0.05
 STUCK_SEC = 1800.0
-"""Without output and without work for so long, it is stuck."""
+"""Seconds without output and work after which a process is stuck."""
 LOOK_SEC = 5.0
-"""Between two looks at its work."""
+"""Seconds between two looks at its work."""
 IDLE_SHARE = 0.01
-"""Less of a processor than this is not work: a thread that waits wakes up now and then."""
+"""A smaller share of a processor does not count as work: a waiting thread wakes up now and then."""
 
 
 class Stuck(Exception):
-    """It neither wrote nor computed for too long, and was killed."""
+    """The process neither wrote nor computed for too long, and was killed."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """It has ended."""
+    """A process that has ended."""
 
     code: int
     said: bytes
-    """Its standard output, and with `both` what it wrote as errors too."""
+    """Its standard output; with `both`, its standard error too."""
 
     def last_line(self) -> str:
         lines = [line for line in self.said.decode(errors="replace").splitlines() if line.strip()]
@@ -52,9 +52,10 @@ def run(
     cwd: Path | None = None,
     user: TrainerUser | None = None,
 ) -> Done:
-    """Run it to its end, with a `user` as that one. What `pause` raises while waiting ends it.
-    OSError: it cannot start; Stuck: it was killed for being so."""
-    # A pipe, not a file: it may be a secret. It is small enough to fit in whole.
+    """Runs a process to its end, as `user` if given. An exception from `pause` kills it. Raises
+    OSError if it cannot start, and Stuck."""
+    # A pipe, not a file, because the input may be a secret. It is small enough for the pipe's
+    # buffer.
     reads, writes = os.pipe()
     os.write(writes, stdin)
     os.close(writes)
@@ -80,7 +81,7 @@ def run(
                         f"{Path(argv[0]).name} neither wrote nor computed for {STUCK_SEC:.0f} s"
                     )
         finally:
-            # What it started may outlive it.
+            # Processes that it started may outlive it.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -89,7 +90,7 @@ def run(
 
 
 class _Work:
-    """What a process does, with all that it started: its output grows, or it computes."""
+    """The activity of a process and all that it started: output or computing."""
 
     def __init__(self, session: int, output: int) -> None:
         self._session = session
@@ -98,12 +99,12 @@ class _Work:
         self._written, self._cpu_sec = 0, 0.0
 
     def idle_sec(self) -> float:
-        """Since it was last seen at work."""
+        """Seconds since it was last seen active."""
         now = time.monotonic()
         if now - self._looked_at >= LOOK_SEC:
             self._looked_at = now
             written, cpu_sec = os.fstat(self._output).st_size, _cpu_sec(self._session)
-            # Of processes that have gone the time is gone, too: less than before is work.
+            # The time of ended processes is no longer counted, so a smaller sum is activity too.
             idle = 0 <= cpu_sec - self._cpu_sec < IDLE_SHARE * (now - self._busy_at)
             if written != self._written or not idle:
                 self._busy_at, self._written, self._cpu_sec = now, written, cpu_sec
@@ -111,11 +112,12 @@ class _Work:
 
 
 def _cpu_sec(session: int) -> float:
-    """Processor time of the processes of a session, and of their children that have gone."""
+    """Processor seconds of the processes of a session, and of their ended children."""
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # After the name, which may hold anything: state ppid pgrp session ... utime at 11.
+            # The fields after the name, which may hold any character: state ppid pgrp session ...
+            # utime at 11.
             fields = stat.read_bytes().rpartition(b")")[2].split()
             if int(fields[3]) == session:
                 ticks += sum(map(int, fields[11:15]))

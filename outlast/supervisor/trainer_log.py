@@ -1,4 +1,4 @@
-"""The trainer's log: the newest part on this machine's disk, and all of it in the bucket.
+"""The trainer's log: its newest part on this machine's disk, and all of it in the bucket.
 
 The log never holds up the trainer, a heartbeat or the disk. Its size here is limited, and a
 separate thread uploads it; if it grows faster than the upload, the pieces say how much was left
@@ -16,25 +16,24 @@ from outlast.base.retry import Patience
 from outlast.bucket.store import StoreError
 
 HALF_BYTES = 32 << 20
-"""The file and the one before it together hold at most twice as much."""
+"""Size at which the file is rotated; with the previous one, it holds at most twice as much."""
 PIECE_BYTES = 8 << 20
 DUE_BYTES = 1 << 20
-"""So much is uploaded at once; less waits for `DUE_SEC`."""
+"""Bytes that are uploaded at once; fewer wait for `DUE_SEC`."""
 DUE_SEC = 60.0
 LOOK_SEC = 1.0
 LAST_BYTES = 16 << 20
-"""Of what is not uploaded at the end of an attempt, the newest part."""
+"""Bytes of the log that are still uploaded at the end of an attempt: the newest ones."""
 LAST_SEC = 5.0
 KEPT_LOGS = 4
-"""Logs of earlier attempts that stay on a disk."""
+"""Number of logs of earlier attempts that stay on the disk."""
 
 
 class TrainerLog:
-    """A file that is written at its end and read once from its beginning, by any threads.
+    """A log file that threads append to and read once, from its start.
 
-    It holds the newest bytes only: at ``half_bytes`` the file becomes ``<name>.1``, and the one
-    that had this name goes. `take` says what was dropped before it was read.
-    """
+    It holds only the newest bytes: at ``half_bytes`` the file becomes ``<name>.1`` and replaces the
+    previous one. `take` reports the bytes that were dropped before they were read."""
 
     def __init__(self, path: Path, *, half_bytes: int = HALF_BYTES) -> None:
         self.path = path
@@ -43,13 +42,15 @@ class TrainerLog:
         self._file: int | None = None
         self._lock = threading.Lock()
         self._older_start = self._start = self._end = 0
-        """Where the two files begin in all that was written, and where the newer one ends."""
+        """Offsets in all written bytes: the starts of the two files, and the end of the newer
+        one."""
         self._read_to = 0
         self._dropped = 0
         self._closed = False
 
     def write(self, data: bytes) -> None:
-        """Append. A disk that takes nothing is not an error: what it does not take is dropped."""
+        """Appends the data. A full disk is not an error: the bytes that it does not take are
+        dropped."""
         with self._lock:
             if self._closed:
                 return
@@ -61,7 +62,7 @@ class TrainerLog:
             self._dropped += len(data) - written
 
     def close(self) -> None:
-        """What is written from now on is dropped; what there is can still be taken."""
+        """Drops all later writes; bytes that are there can still be taken."""
         with self._lock:
             self._closed = True
             if self._file is not None:
@@ -74,17 +75,17 @@ class TrainerLog:
         return self._end - max(self._read_to, self._older_start)
 
     def skip_to_last(self, size: int) -> None:
-        """Drop what was not taken yet, but for the last ``size`` bytes."""
+        """Drops the bytes that were not taken yet, except the last ``size``."""
         with self._lock:
             self._drop_until(self._end - size)
 
     def take(self, size: int) -> bytes:
-        """The next bytes, at most ``size`` of them and a line on what was dropped before them;
+        """Returns the next bytes, at most ``size`` and a line about dropped bytes before them;
         empty if there is nothing new."""
         with self._lock:
             self._drop_until(self._older_start)
             while not (data := self._read(size)) and self._read_to < self._end:
-                # Somebody cut or removed the file.
+                # The file was truncated or removed.
                 self._drop_until(self._start if self._read_to < self._start else self._end)
             dropped, self._dropped = self._dropped, 0
             self._read_to += len(data)
@@ -127,19 +128,19 @@ class TrainerLog:
 
 
 class LogUpload:
-    """The uploads of one trainer's log, in pieces, by a separate thread."""
+    """Uploads one trainer's log in pieces, in a separate thread."""
 
     def __init__(
         self, log: TrainerLog, put: Callable[[int, bytes], object], patience: Patience
     ) -> None:
         """``put`` writes a piece under its number; the same piece may be written twice.
-        ``patience`` says what goes wrong; each look is a try."""
+        ``patience`` logs failures; each look at the log is a try."""
         self._log = log
         self._put = put
         self._spell = patience.spell("trainer's log")
         self._index = 0
         self._piece = b""
-        """Taken, and not known to be written."""
+        """Taken from the log, and not known to be written."""
         self._sent_at = time.monotonic()
         self._until = float("inf")
         self._ending = threading.Event()
@@ -147,12 +148,12 @@ class LogUpload:
         self._thread.start()
 
     def finish(self, *, last_words: bool) -> None:
-        """Begin to end; with ``last_words`` after the newest part of the rest."""
+        """Starts to end; with ``last_words``, after the newest part of the rest."""
         self._until = time.monotonic() + (LAST_SEC if last_words else 0.0)
         self._ending.set()
 
     def join(self) -> None:
-        """Wait for the end, for a limited time."""
+        """Waits for the end, for a limited time."""
         self._thread.join(LAST_SEC)
 
     def _run(self) -> None:
@@ -168,7 +169,8 @@ class LogUpload:
         return waits >= DUE_BYTES or (waits > 0 and late)
 
     def _upload(self) -> None:
-        """All that there is; where the store does not take it, the rest waits for the next look."""
+        """Uploads everything that is there; if the store fails, the rest waits for the next
+        look."""
         while time.monotonic() < self._until:
             self._piece = self._piece or self._log.take(PIECE_BYTES)
             if not self._piece:
@@ -187,7 +189,7 @@ class LogUpload:
 
 
 def drop_old_logs(folder: Path) -> None:
-    """Removes the trainers' logs of earlier attempts, but for the newest."""
+    """Deletes the trainers' logs of earlier attempts, except the newest."""
     logs = sorted(folder.glob("trainer-*.log"))
     for log in logs[:-KEPT_LOGS]:
         for path in (log, log.with_name(log.name + ".1")):

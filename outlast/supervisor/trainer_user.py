@@ -22,11 +22,11 @@ from pathlib import Path
 from outlast.supervisor import no_new_privs
 
 UID = 61000
-"""Of the user and of its group: systemd leaves it free, for it gives out 61184 to 65519 itself."""
+"""Id of the user and its group. systemd leaves it free: it assigns 61184 to 65519 itself."""
 NAME = "outlast-trainer"
 METADATA_ADDRESSES = {"-4": "169.254.169.254", "-6": "fd20:ce::254"}
 DNS_PRIORITY, PROHIBIT_PRIORITY = "60", "61"
-"""Of the rules: before those of any network manager."""
+"""Priorities of the rules, before those of any network manager."""
 TOOL_SEC = 30.0
 ASK_SEC = 5.0
 
@@ -58,12 +58,12 @@ class TrainerUser:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What programs ask the environment about their user."""
+        """The variables that tell programs their user."""
         return {"HOME": str(self.home), "USER": NAME, "LOGNAME": NAME}
 
     def make(self, folder: Path) -> None:
-        """Makes a folder the trainer's: one that is there, and is somebody else's, is emptied. The
-        folders above it are the supervisor's."""
+        """Creates a folder of the trainer's; an existing one that another user owns is emptied
+        first. The folders above it stay the supervisor's."""
         with contextlib.suppress(FileNotFoundError):
             if folder.lstat().st_uid != self.uid:
                 folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
@@ -71,25 +71,26 @@ class TrainerUser:
         self.give(folder)
 
     def give(self, path: Path) -> None:
-        """Makes one file or folder the trainer's, not what is in it."""
+        """Gives one file or folder to the trainer, but not its content."""
         os.chown(path, self.uid, self.uid, follow_symlinks=False)
 
     def hand_over(self, folder: Path) -> None:
-        """Makes a folder of the supervisor's the trainer's, with all that is in it."""
-        # Each folder after all that is in it: from then on the trainer may exchange that.
+        """Gives a folder of the supervisor's to the trainer, with its content."""
+        # A folder comes after its content: once the trainer owns it, it may replace the content.
         for path, _, files in os.walk(folder, topdown=False):
             for name in files:
                 self.give(Path(path, name))
             self.give(Path(path))
 
     def argv(self, argv: Sequence[str]) -> list[str]:
-        """A command of the user's, so that it can gain no rights; it is started as ``uid``."""
+        """The command line for a command of the user's, so that it can gain no rights. The caller
+        starts it as ``uid``."""
         return [sys.executable, "-I", "-S", no_new_privs.__file__, *argv]
 
     @contextlib.contextmanager
     def sight(self) -> Iterator[None]:
-        """Within this context, the thread can open only the files that the user may open. It must
-        not create sockets: they would be the user's, and cut off like the user's own."""
+        """Lets this thread open only the files that the user may open. It must not create sockets
+        inside: they would be the user's, and blocked like the user's own."""
         libc = ctypes.CDLL(None)
         libc.setfsgid(self.uid)
         libc.setfsuid(self.uid)
@@ -100,12 +101,13 @@ class TrainerUser:
             libc.setfsgid(0)
 
     def prepare(self, metadata_url: str) -> None:
-        """Makes the user known to the system, cuts it off from the metadata server and checks
-        that it is cut off. ``metadata_url``: an address of that server that answers. Raises
+        """Creates the system's user, blocks its way to the metadata server, and checks that it is
+        blocked. ``metadata_url``: an address of that server that answers. Raises
         TrainerUserRefused."""
-        os.setgroups([])  # `sight` keeps this process's groups; the user has none
+        os.setgroups([])  # `sight` keeps this process's groups, and the user has none
         self._make_known()
-        # Makes the devices that CUDA asks a set-user-ID program for, which no user like this gets.
+        # Creates the devices for which CUDA calls a set-user-ID program, which cannot help this
+        # user.
         if shutil.which("nvidia-modprobe"):
             _run("nvidia-modprobe", "-u", "-c=0")
         self._cut_off()
@@ -113,7 +115,7 @@ class TrainerUser:
         self.make(self.home)
 
     def _make_known(self) -> None:
-        """A name for the user, which some programs insist on (ssh); most need none."""
+        """Gives the user a name, which some programs need (ssh)."""
         try:
             known = pwd.getpwuid(self.uid).pw_name
         except KeyError:
@@ -182,7 +184,7 @@ def _has_ipv6() -> bool:
 
 
 def _run(*argv: str) -> str:
-    """What the tool said if it failed; empty if it did not."""
+    """Runs a tool; returns its error, empty if it succeeded."""
     try:
         done = subprocess.run(
             argv,

@@ -27,13 +27,13 @@ from outlast.supervisor.worker import Job
 _log = logging.getLogger(__name__)
 
 READ = "read"
-"""Name of the job that reads what a training begins with."""
+"""Name of the job that reads what a training starts from."""
 RESULT = "result of a part"
 """Name of the job that reads what a part ended with."""
 
 
 class Trainings:
-    """Answers hellos. All methods belong to the attempt's one thread."""
+    """Answers hellos. Only the attempt's one thread may call its methods."""
 
     def __init__(
         self,
@@ -56,23 +56,23 @@ class Trainings:
         self._restored: Restored | None = None
         self.parts = Parts(())
         self.reading = False
-        """Whether a training waits until what it begins with has been read."""
+        """Whether a training waits for the state that it starts from."""
         self._count = 0
         self._given: list[Path] = []
-        """Folders that the training at work was given, until it has taken them."""
+        """Folders given to the current training, until it has read them."""
         self._commit_sec: float | None = None
 
     def prepare(self, restored: Restored | None) -> None:
-        """What the attempt resumes from; the first training may begin with another part.
-        RestoreError if the run's parts are not known."""
+        """Notes what the attempt resumes from; the first training may start with another part.
+        Raises RestoreError if the run's parts are not known."""
         self.parts = Parts(self._jobs.chain, self._jobs.parts())
         self._restored = restored
         if restored is not None and is_done(restored.checkpoint):
-            shutil.rmtree(restored.path, ignore_errors=True)  # no training begins with it alone
+            shutil.rmtree(restored.path, ignore_errors=True)  # no training starts from it alone
             self._restored = None
 
     def read_commit_sec(self) -> float | None:
-        """What the last commit of an earlier attempt took, as its heartbeat says; None if
+        """Seconds that the last commit of an earlier attempt took, from its heartbeat; None if
         unknown."""
         for entry in reversed(self._head_file.held(self._term).lineage):
             with contextlib.suppress(StoreError):
@@ -84,8 +84,8 @@ class Trainings:
         return self._commit_sec
 
     def begin(self, link: Link, hello: Hello) -> Folders | None:
-        """The training that greets begins; None if what it begins with has to be read first, or
-        if it may not begin; the answer says so."""
+        """Starts the training that sent the hello. Returns None if its state must be read first, or
+        if it may not start, which the answer says."""
         refusal = self.parts.refusal(hello)
         if refusal is not None:
             link.note_error(Error(refusal, "usage"))
@@ -108,7 +108,8 @@ class Trainings:
         return None
 
     def read_result(self) -> bool:
-        """Has the result of the part at work read; False if the part is not done."""
+        """Submits a job that reads the current part's result; returns False if the part is not
+        done."""
         begin, count = self.parts.now, self._count
         if begin.end is None:
             return False
@@ -117,12 +118,13 @@ class Trainings:
         return True
 
     def give_result(self, link: Link, folder: Path) -> None:
-        """What `read_result` has read is the training's until the next one begins."""
+        """Sends the folder that `read_result` has read; the training has it until the next one
+        starts."""
         self._given.append(folder.parent)
         link.send(Fetched(str(folder)))
 
     def welcome(self, link: Link, folders: Folders) -> None:
-        """Tell a training where it begins."""
+        """Tells a training where it starts."""
         begin = folders.begin
         self.reading = False
         self._progress.phase = "load"
@@ -153,15 +155,15 @@ class Trainings:
         )
 
     def note_tick(self, step: int, phase: str) -> None:
-        """The training at work is at this step of its part: it has loaded its state. Of a
-        part that was done before, nothing gets on, and its program may read the files still."""
+        """Notes the current training's step within its part: it has loaded its state. A part that
+        was already done makes no progress, and its program may still read the files."""
         self._progress.phase = phase
         if self.parts.now.end is None:
             self._progress.note_step(self._progress.before + step)
             self.drop_given()
 
     def drop_given(self) -> None:
-        """The memory of what the training at work was given is its own again."""
+        """Deletes the folders given to the current training, to free their memory."""
         for folder in self._given:
             shutil.rmtree(folder, ignore_errors=True)
         self._given = []

@@ -14,7 +14,8 @@ ANSWER_SEC = 10.0
 
 
 class Webhook:
-    """Sends how attempts end; the supervisor never waits for it, and nothing is sent twice."""
+    """Sends the ends of attempts. The supervisor never waits for an answer, and nothing is sent
+    twice."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -23,7 +24,7 @@ class Webhook:
 
     @classmethod
     def of_secret(cls, name: str, reader: SecretReader, mask: Mask) -> "Webhook":
-        """Its address is the value of a secret, which is read now, in the background."""
+        """A webhook whose address is the value of a secret, which is read now in the background."""
         found = cls("")
         found._reading = threading.Thread(
             target=found._read, args=(name, reader, mask), daemon=True
@@ -32,7 +33,7 @@ class Webhook:
         return found
 
     def post(self, body: dict[str, Any]) -> None:
-        """Send in the background; does nothing without an address."""
+        """Sends in the background; does nothing without an address."""
         if self._url or self._reading:
             self._thread = threading.Thread(target=self._send, args=(body,), daemon=True)
             self._thread.start()
@@ -61,7 +62,7 @@ class Webhook:
                 " does; no message is sent"
             )
             return
-        mask.add(url.partition(parts.netloc)[2].encode())  # as some errors repeat it
+        mask.add(url.partition(parts.netloc)[2].encode())  # some errors repeat it
         self._url = url
 
     def _send(self, body: dict[str, Any]) -> None:

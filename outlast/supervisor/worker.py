@@ -17,12 +17,13 @@ class Job:
     run: Callable[[], Any]
     snapshot: Snapshot | None = None
     beside: bool = False
-    """The attempt goes on after it, as after a snapshot; whatever else is none ends it."""
+    """Whether the attempt continues after it. Without this, only a job with a snapshot lets it
+    continue."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A job of the committing thread is over."""
+    """Event: a job of the committing thread has ended."""
 
     job: "Job"
     value: Any
@@ -30,7 +31,7 @@ class Finished:
 
 
 class Worker:
-    """The one thread that commits: jobs in order, each until it is done or pointless."""
+    """The one thread that commits: runs jobs in order, each until it succeeds or cannot."""
 
     def __init__(self, post: Post, patience: Patience) -> None:
         self._post = post
@@ -43,7 +44,7 @@ class Worker:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """No retry and no job any more; what is being done now is left alone."""
+        """Starts no more jobs or retries; does not interrupt the current job."""
         self._closed.set()
         self._patience.close()
         self._jobs.put(None)
