@@ -1,4 +1,4 @@
-"""The loop of a trainer: resumes by itself, stops by itself, loses nothing in between.
+"""The loop of a trainer, which saves, stops and resumes by itself and loses nothing in between.
 
 ::
 
@@ -10,9 +10,9 @@
         ...
         model.save(run.result("model.bin"))   # a file of the result
 
-Runs in the trainer's process, single-threaded, between two steps. Everything durable is another
-process's work, the supervisor's: the one that ``OUTLAST_SOCKET`` names or, without it, one that
-the loop starts for a folder on this machine.
+Runs in the trainer's process, single-threaded, between two steps. Another process, the supervisor,
+stores everything durable: the one that ``OUTLAST_SOCKET`` names or, without it, one that the loop
+starts for a folder on this machine.
 """
 
 from outlast.loop.entry import train

@@ -1,4 +1,5 @@
-"""What one capture has met, or one restore has put back: arrays, objects, and where they are."""
+"""The arrays and objects that one capture has found or one restore has put back, and their
+places."""
 
 import contextlib
 import itertools
@@ -9,10 +10,11 @@ from outlast.loop import classes, start
 from outlast.loop.errors import StateError
 from outlast.loop.start import Start
 
-Node = Any  # a JSON value; the type checker has no recursive alias worth its reading
+Node = Any  # a JSON value; a recursive alias would make the type errors unreadable
 
 DEPTH_MAX = 100
-"""Containers in containers; deeper ones would exceed Python's own limit somewhere."""
+"""The deepest nesting of containers; deeper ones would exceed Python's recursion limit
+somewhere."""
 
 
 class _Missing:
@@ -21,17 +23,17 @@ class _Missing:
 
 
 MISSING: Any = _Missing()
-"""The target of a restore if there is nothing to restore into."""
+"""The target of a restore without a live object."""
 
 
 class Blob(NamedTuple):
-    """The raw bytes of one array, in the order in which they lie in memory."""
+    """The raw bytes of one array, in memory order."""
 
     dtype: str
-    """As the framework that wrote it names it: numpy's ``<f4``, torch's ``bfloat16``."""
+    """In the notation of the framework that wrote it: numpy's ``<f4``, torch's ``bfloat16``."""
     shape: tuple[int, ...]
     source: memoryview | bytes | Callable[[], memoryview]
-    """The bytes, or what fetches them from a device when they are written."""
+    """The bytes, or a function that fetches them from a device when they are written."""
     nbytes: int
     order: tuple[int, ...] | None = None
     """Dimensions from the outermost in memory to the innermost; None for C order."""
@@ -43,17 +45,17 @@ class Blob(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Where an array lies: what tells one array from another."""
+    """The memory of an array, which distinguishes it from others."""
 
     device: str
     start: int
     end: int
     layout: tuple[Any, ...]
-    """dtype, shape and strides: equal memory of equal layout is one array."""
+    """dtype, shape and strides: the same memory with the same layout is one array."""
 
 
 class Blobs:
-    """The arrays and objects that one capture has met, or that one restore has put back."""
+    """The arrays and objects that one capture has found or one restore has put back."""
 
     def __init__(
         self,
@@ -66,48 +68,50 @@ class Blobs:
         self.items: list[Blob] = [] if items is None else items
         self.adapters: list[Adapter] = adapters or []
         self.keep: list[object] = []
-        """An id or an address is unique only while its owner lives."""
+        """Keeps owners alive, because an id or an address is unique only while its owner lives."""
         # while capturing
         self.begun = begun
-        """What the program started with; None: not known, nothing is too late."""
+        """What the program started with; None if unknown, and then no object is refused as too
+        late."""
         self.survey = survey
-        """To be filled with what is met, by a capture that is not to be written."""
+        """Filled by a capture that only surveys the state and is not written."""
         self.seen: dict[int, str] = {}
         self.owned: dict[str, Any] = {}
-        """Objects of a program's classes that say themselves what is saved of them, by path."""
+        """Objects of the program's classes with their own ``state_dict``, by path."""
         self.loose: dict[str, Any] = {}
-        """What stands in attributes of modules and cannot be saved, by path."""
+        """Contents of modules' attributes that cannot be saved, by path."""
         self.open: set[int] = set()
         self.outside: Exception | None = None
-        """An error that came while something was captured, and not from that."""
+        """An error that occurred during a capture but was not caused by it."""
         self.depth = 0
         self.detached = 0
-        """Above 0 within what is restored from plain data, without a live object."""
+        """Above 0 inside objects that are restored from plain data, without a live object."""
         self.in_key = False
         self.by_value = 0
-        """Above 0 within plain attributes: a view or a computation's result is its values."""
+        """Above 0 inside plain attributes, where a view or a computation's result is saved by
+        value."""
         self._late: dict[int, tuple[str, str, set[str]]] = {}
         self._suspects: list[tuple[list[int], int, str]] = []
         self._index: dict[Memory, int] = {}
         self._extents: list[tuple[str, int, int, int, str]] = []
-        """Device, first and last byte, how many were met before, and the path."""
+        """Device, first and last byte, the number of arrays found before, and the path."""
         # while restoring
         self.may_refer = True
-        """False if the text of the checkpoint holds no ``$same``: its check builds no paths."""
+        """False if the checkpoint has no ``$same``, so that its check need not build paths."""
         self.places: dict[str, Any] = {}
         """Restored objects by their path, for ``$same``."""
         self.restored: dict[int, Any] = {}
         """Restored arrays by their blob."""
         self.homes: dict[str, Any] = {}
-        """Live objects by the path at which they were saved, where they live at another."""
+        """Live objects at another path than their saved one, by their saved path."""
         self.array_homes: dict[int, Any] = {}
         """Live arrays by their blob."""
         self._taken: set[int] = set()
         self.is_alone = False
-        """Whether no program is there that has its own classes: a result is read."""
+        """Whether a result is read, without a program that has its own classes."""
 
     def add(self, owner: object, memory: Memory | None, path: str, make: Callable[[], Blob]) -> int:
-        """Index of the blob of the array at ``memory`` (None: of no other array's)."""
+        """Index of the blob of the array at ``memory`` (None: memory that no other array has)."""
         if self.survey is not None:
             return 0
         if memory is not None:
@@ -121,8 +125,9 @@ class Blobs:
         return len(self.items) - 1
 
     def need_target(self, value: object, path: str, kind: str, remedy: str = "") -> None:
-        """Only a live object of this ``kind`` can take what is captured of ``value``; StateError
-        if a resumed program has none at ``path``. ``remedy``: what to do, before ``or``."""
+        """Note that only a live object of this ``kind`` can take the captured state of ``value``;
+        StateError if a resumed program has none at ``path``. ``remedy`` is advice that ends before
+        ``or``."""
         if self.survey is not None and not self.detached:
             self.survey.live.setdefault(path, set()).add(kind)
         if self.detached:
@@ -137,19 +142,19 @@ class Blobs:
         self._late.setdefault(id(value), late)[2].add(kind)
 
     def meet_again(self, value: object, path: str) -> None:
-        """The object stands at ``path``, too, and a resumed program may have it there."""
+        """Note that the object is at ``path`` too, where a resumed program may have it."""
         late = self._late.get(id(value))
         if late is not None and late[2] <= (self.begun or Start()).live.get(path, set()):
             del self._late[id(value)]
 
     def suspect(self, owners: list[int], address: int, sentence: str) -> None:
-        """Something has changed that is not saved, unless one of its ``owners`` (ids) or the array
-        at ``address`` stands in the state elsewhere."""
+        """Note a change that is not saved, unless the state holds one of its ``owners`` (ids) or
+        the array at ``address`` elsewhere."""
         self._suspects.append((owners, address, sentence))
 
     def refuse_late(self) -> None:
-        """StateError naming an object that a resumed program has at none of its places, or what
-        has changed and is saved at none."""
+        """Raise StateError if a resumed program has an object at none of its places, or if a noted
+        change is saved nowhere; the message names the place."""
         for _, sentence, _ in self._late.values():
             raise StateError(sentence)
         starts = {memory.start for memory in self._index} if self._suspects else set()
@@ -168,7 +173,7 @@ class Blobs:
         return None if self.is_alone else classes.find(name)
 
     def noted(self, path: str, now: Any) -> Any:
-        """What was noted of ``path`` at the start of the program: ``now`` where it starts now."""
+        """The note about ``path`` from the start of the program; ``now`` if this is the start."""
         if self.detached:
             return now
         if self.survey is not None:
@@ -177,7 +182,7 @@ class Blobs:
 
     @contextlib.contextmanager
     def without_target(self) -> Iterator[None]:
-        """What is captured meanwhile is restored from plain data, not into a live object."""
+        """A context whose captures are restored from plain data, not into a live object."""
         self.detached += 1
         try:
             yield
@@ -186,7 +191,7 @@ class Blobs:
 
     @contextlib.contextmanager
     def values_only(self) -> Iterator[None]:
-        """What is captured meanwhile are plain attributes."""
+        """A context whose captures are plain attributes."""
         self.by_value += 1
         try:
             yield
@@ -194,7 +199,7 @@ class Blobs:
             self.by_value -= 1
 
     def take(self, target: Any) -> Any:
-        """``target``, or MISSING where something else was restored into it already."""
+        """``target``, or MISSING if something else was already restored into it."""
         if target is MISSING or id(target) in self._taken:
             return MISSING
         self._taken.add(id(target))
@@ -202,13 +207,12 @@ class Blobs:
         return target
 
     def made(self, value: Any) -> None:
-        """``value`` stands restored in its place: it is not a target of another restore."""
+        """Note that ``value`` is restored, so that it is not the target of another restore."""
         self._taken.add(id(value))
         self.keep.append(value)
 
     def claim(self, memory: Memory | None, path: str) -> None:
-        """StateError if what lies at ``memory``, which is not a blob, is also captured
-        elsewhere."""
+        """Raise StateError if ``memory``, which is not a blob's, is also captured elsewhere."""
         if memory is None or self.survey is not None:
             return
         if memory in self._index:
@@ -219,7 +223,7 @@ class Blobs:
         self._index[memory] = -1
 
     def refuse_overlaps(self) -> None:
-        """StateError naming an array of which another one holds a part."""
+        """Raise StateError if two arrays share a part of their memory; the message names both."""
         for one, two in itertools.pairwise(sorted(self._extents)):
             if one[0] == two[0] and two[1] < one[2]:
                 first, later = sorted((one, two), key=lambda extent: extent[3])
@@ -230,7 +234,7 @@ class Blobs:
 
 
 def kind_of(value: object) -> str:
-    """How a sentence names the kind of a value."""
+    """The kind of a value, for a message."""
     if value is MISSING:
         return "absent"
     cls = type(value)
@@ -238,7 +242,7 @@ def kind_of(value: object) -> str:
 
 
 class Adapter(Protocol):
-    """How one framework's objects are captured and restored (a module of outlast.loop.adapters)."""
+    """Captures and restores the objects of one framework (a module of outlast.loop.adapters)."""
 
     def capture(self, value: object, path: str, blobs: Blobs) -> Node:
         """A node, or MISSING if the object is not this framework's."""

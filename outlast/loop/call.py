@@ -1,4 +1,4 @@
-"""How a program has called ``outlast.train``, and taking a checkpoint into what it gave."""
+"""The call of ``outlast.train``: its arguments, and how a checkpoint is restored into them."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from outlast.loop import local, notes, ranks, snapshot, state, verify
 from outlast.loop.errors import LoopError
 
 NOTES = ("evaluations", "best", "unchanged", "drawn", "unsaved")
-"""What each snapshot of a training notes beside the state."""
+"""The notes in each snapshot of a training, beside the state."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Call:
 
     @property
     def alike(self) -> dict[str, Any]:
-        """What every rank has to be called with alike."""
+        """The arguments that must be equal in every rank."""
         return {
             "part": self.part,
             "total": self.total,
@@ -45,7 +45,7 @@ class Call:
         }
 
     def restore(self, folder: Path, saved: snapshot.Saved) -> None:
-        """Take the checkpoint in ``folder``, which was read."""
+        """Restore the checkpoint in ``folder``, which ``saved`` holds."""
         notes.check(saved.loop, NOTES, "state.json")
         state.restore_all(self.state, saved.nodes, saved.blobs)
         verify.check(self.state, saved)
@@ -53,7 +53,7 @@ class Call:
             self.rank_state.restore(folder)
 
     def begin_with(self, folder: Path) -> None:
-        """Begin with another run's state."""
+        """Restore the state of another run, from which this one begins."""
         saved = snapshot.read(folder)
         names = list(self.state) if self.init_only is None else sorted(self.init_only)
         state.restore_named(self.state, saved.nodes, saved.blobs, names)

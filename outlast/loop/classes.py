@@ -1,10 +1,10 @@
-"""Classes of a trainer by their name in a checkpoint: looked up, never imported, never called.
+"""Looks up a trainer's classes by their names in a checkpoint, without importing or calling them.
 
-A checkpoint names the class of a namedtuple, a dataclass or an enum member. Such a name only ever
-finds a class that the running program itself defines, outside of all installed packages and of the
-standard library, that is loaded already, and that is plain data; an object of it is then filled in
-without running any code of the class. Everything else must be a live object of the trainer's
-state, into which a restore puts what was saved.
+A checkpoint names the class of a namedtuple, a dataclass or an enum member. Such a name only finds
+a class that the running program itself defines, outside all installed packages and the standard
+library, that is already loaded and that is plain data; its object is then filled in without running
+any code of the class. Everything else must be a live object in the trainer's state, into which a
+restore puts the saved values.
 """
 
 import abc
@@ -22,12 +22,12 @@ _INSTALLED = tuple(
     {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
 _METACLASSES = (type, abc.ABCMeta, enum.EnumMeta)
-"""Of classes that run no code of the program's when they are looked at."""
+"""Metaclasses that run no code of the program when a class is inspected."""
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 
 def name_of(cls: type) -> str:
-    """How a checkpoint names a class."""
+    """The name of a class in a checkpoint."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
@@ -36,20 +36,20 @@ def find(name: str) -> type | None:
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for step in path.split("."):
-        # Not getattr: a module's __getattr__ imports, an object's own computes.
+        # Not getattr: a module's __getattr__ may import, an object's may compute.
         if type(found) in _METACLASSES:
             found = type.__dict__["__dict__"].__get__(found).get(step)
         elif issubclass(type(found), types.ModuleType):
             found = object.__getattribute__(found, "__dict__").get(step)
         else:
             return None
-    # A metaclass of the program's may answer everything that is asked here.
+    # One of the program's metaclasses could give any answer here.
     known = type(found) in _METACLASSES and name_of(found) == name and is_own(found)
     return found if known and is_plain(found) and not hasattr(found, "__del__") else None
 
 
 def is_own(cls: type) -> bool:
-    """Whether a class is the program's, and no installed package's."""
+    """Whether a class belongs to the program and not to an installed package."""
     module, _, _ = cls.__module__.partition(".")
     if module == "outlast" or module in sys.builtin_module_names:
         return False
@@ -63,19 +63,20 @@ def is_installed(path: str) -> bool:
 
 
 def is_findable(cls: type, modules: Collection[str] | None = None) -> bool:
-    """Whether a program that has loaded ``modules`` (None: what is loaded now) finds the class."""
+    """Whether a program that has loaded ``modules`` (None: the modules loaded now) finds the
+    class."""
     if modules is not None and cls.__module__ not in modules:
         return False
     return find(name_of(cls)) is cls
 
 
 def is_plain(cls: type) -> bool:
-    """Whether objects of a class are only their fields: namedtuples, dataclasses, enums."""
+    """Whether objects of a class consist of their fields only: namedtuples, dataclasses, enums."""
     return is_namedtuple(cls) or issubclass(cls, enum.Enum) or is_dataclass(cls)
 
 
 def is_namedtuple(cls: type) -> bool:
-    """Whether a class is a tuple with names, as typing and collections make them."""
+    """Whether a class is a namedtuple, as typing and collections make them."""
     fields = getattr(cls, "_fields", None)
     return (
         issubclass(cls, tuple)
@@ -85,7 +86,7 @@ def is_namedtuple(cls: type) -> bool:
 
 
 def is_dataclass(cls: type) -> bool:
-    """Whether a class is a dataclass and nothing besides: no subclass of dict, say."""
+    """Whether a class is a dataclass and nothing else, such as a subclass of dict."""
     return dataclasses.is_dataclass(cls) and cls.__new__ is object.__new__
 
 
@@ -95,7 +96,7 @@ def is_frozen(cls: type) -> bool:
 
 
 def attributes(value: object) -> dict[str, Any]:
-    """What an object holds in its slots and in its ``__dict__``, without running its code."""
+    """The contents of an object's slots and ``__dict__``, without running its code."""
     found = {}
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())
@@ -106,7 +107,7 @@ def attributes(value: object) -> dict[str, Any]:
                 name = f"_{cls.__name__.lstrip('_')}{name}"
             try:
                 found[name] = object.__getattribute__(value, name)
-            except AttributeError:  # a slot that nothing was put into
+            except AttributeError:  # an empty slot
                 continue
     with contextlib.suppress(AttributeError):
         found.update(object.__getattribute__(value, "__dict__"))
@@ -114,8 +115,8 @@ def attributes(value: object) -> dict[str, Any]:
 
 
 def set_attributes(value: object, news: dict[str, Any]) -> None:
-    """Give an object these attributes, in this order, and no others; ValueError for a name that
-    stands for code of its class."""
+    """Give an object these attributes, in this order, and no others; ValueError for a name that is
+    code of its class."""
     for name in news:
         if is_code(type(value), name):
             raise ValueError(

@@ -1,14 +1,14 @@
-"""Plain attributes of a framework's objects: what they hold beside their own ``state_dict()``.
+"""Plain attributes of a framework's objects, which their own ``state_dict()`` does not have.
 
 A module may count in ``self.steps``, collect in a list, keep a moving average in a tensor that is
 not a buffer, or draw from its own generator. Such attributes are saved with their object and
 put back, in place where they can be changed in place. A view, or the result of a computation, is
 saved by its values.
 
-A number or a string that is as the program starts with it is left to the program: it may name the
-machine's device. An object of another kind cannot be saved; what it holds is compared with what the
-program started with, and a change is refused by the name of its place, unless the state holds
-that object elsewhere too. Of a library's object only arrays count: it may keep statistics.
+A number or a string that still has its value from the program's start is not saved: it may name the
+machine's device. An object of another kind cannot be saved; its contents are compared with those at
+the start, and a change is refused with the name of its place, unless the state holds that object
+elsewhere too. In a library's object only arrays count, because it may keep statistics.
 """
 
 import enum
@@ -38,9 +38,9 @@ _CODE = (
     types.MethodType,
     weakref.ReferenceType,
 )
-"""What has no values of a training."""
+"""Types that hold no values of a training."""
 _OBJECTS_MAX = 10_000
-"""Values that are looked at in what cannot be saved; more are not."""
+"""The most values to look at in objects that cannot be saved."""
 _DEPTH_MAX = 50
 
 
@@ -49,9 +49,9 @@ class Framework:
     """How to distinguish a framework's values, for the attributes of one object."""
 
     is_kept: Callable[[Any], bool | None]
-    """Whether a value of the framework's can be saved here; None: it is not one of them."""
+    """Whether a value of the framework can be saved here; None if it is not the framework's."""
     digest: Callable[[Any], str | None]
-    """Of what cannot be saved: what it is now; None: it is not one of the framework's."""
+    """The current digest of a value that cannot be saved; None if it is not the framework's."""
 
 
 @dataclass
@@ -60,9 +60,9 @@ class Owner:
 
     held: dict[str, Any]
     put: Callable[[str, Any], None]
-    """Give it an attribute; MISSING takes one away."""
+    """Set an attribute; MISSING removes it."""
     kept: Container[str] = ()
-    """Attributes of the framework's own, which no checkpoint has."""
+    """The framework's own attributes, which no checkpoint has."""
 
 
 Owners = Mapping[str, Owner]
@@ -85,11 +85,11 @@ def capture(owners: Owners, path: str, blobs: Blobs, framework: Framework) -> di
                     look.at(value, place)
                     blobs.loose[place] = value
     look.compare(path)
-    # Noted also if there are none: what appears later must be distinguished from what was there.
+    # Noted even if there are none, so that an attribute that appears later is recognised as new.
     before = blobs.noted(f"{path} attributes", texts)
     if not texts and not before:
         return {}
-    if blobs.begun is None:  # nothing is known of a start that a program could be left to
+    if blobs.begun is None:  # the start is unknown, so nothing can be left to the program
         return {"attributes": found}
     changed = {
         owner: {
@@ -130,20 +130,20 @@ def restore(owners: Owners, node: Any, path: str, blobs: Blobs) -> None:
 
 
 def are_any(owners: Owners) -> bool:
-    """Whether there is an attribute that training may change: more than flags and names."""
+    """Whether there is an attribute that training may change, other than flags and names."""
     flags = (type(None), bool, str)
     return any(type(item) not in flags for each in owners.values() for item in each.held.values())
 
 
 def parts(owners: Owners, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]:
-    """The live attributes of the places that a node has."""
+    """The live attributes at the places in a node."""
     for owner, name, item in _all(node):
         if owner in owners:
             yield owners[owner].held.get(name, MISSING), item, place_of(path, owner, name)
 
 
 def alike(one: dict[str, Any], two: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both nodes of one object, the second without what the first, a saved one, leaves to the
+    """Both nodes of one object; the second omits what the first (saved) one leaves to the
     program."""
     saved, now = one.get("attributes", {}), two.get("attributes", {})
     both = {
@@ -160,7 +160,7 @@ def _all(node: Any) -> Iterator[tuple[str, str, Node]]:
 
 
 def _text(value: Any) -> str | None:
-    """What a value is that a program can be left to: a number, a string, a device; else None."""
+    """The text of a value that can be left to the program (number, string, device), else None."""
     if type(value) in _SCALARS or isinstance(value, enum.Enum):
         return repr(value)
     if type(value).__module__ == "torch" and type(value).__name__ in ("device", "dtype", "Size"):
@@ -239,7 +239,7 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
 
 @dataclass
 class _Look:
-    """What stands in attributes that cannot be saved, by place."""
+    """The contents of attributes that cannot be saved, by place."""
 
     blobs: Blobs
     framework: Framework

@@ -1,12 +1,12 @@
-"""Python's containers beside plain lists, tuples and dicts, and a trainer's own subclasses of them.
+"""Python's containers other than plain lists, tuples and dicts, and a trainer's own subclasses.
 
-A container is saved by what its base class stores, and restored with the base class' own methods:
-``OrderedDict.__setitem__``, not ``dict.update``; ``deque.extend``, not a subclass' ``append``.
-No code of a subclass runs, and what a subclass holds besides its items (attributes, slots) is
-saved and restored too. A container that the program holds already is changed in place.
+A checkpoint has the items that the base class of a container stores; they are restored with the
+base class's own methods: ``OrderedDict.__setitem__``, not ``dict.update``; ``deque.extend``, not a
+subclass's ``append``. No code of a subclass runs. A subclass's attributes and slots are saved and
+restored too. A container that the program already holds is changed in place.
 
-An object of a class of the trainer's needs a live object of that class to be restored into, unless
-it is plain data: a namedtuple, a dataclass (see outlast.loop.classes).
+An object of one of the trainer's classes needs a live object of that class to be restored into,
+unless it is plain data: a namedtuple, a dataclass (see outlast.loop.classes).
 """
 
 import array
@@ -24,24 +24,24 @@ _BASES: dict[str, type] = {
     cls.__name__: cls
     for cls in (OrderedDict, defaultdict, Counter, dict, list, deque, set, frozenset)
 }
-"""What holds items; a subclass before its own base."""
+"""Kinds that hold items; a subclass comes before its base."""
 _DICTS = (OrderedDict, defaultdict, Counter, dict)
 _OBJECTS: dict[str, type] = {
     classes.name_of(cls): cls for cls in (types.SimpleNamespace, ChainMap, UserDict, UserList)
 }
-"""What is only its attributes."""
+"""Kinds that consist of their attributes only."""
 _NEEDED = {
     classes.name_of(ChainMap): {"maps"},
     classes.name_of(UserDict): {"data"},
     classes.name_of(UserList): {"data"},
 }
-"""Those of them without which they are nothing."""
+"""The attributes that each must have."""
 _FACTORIES: dict[str, Callable[..., Any]] = {
     cls.__name__: cls
     for cls in (int, float, bool, complex, str, bytes, list, dict, set, frozenset, tuple, deque)
 } | {cls.__name__: cls for cls in (OrderedDict, Counter)}
 _LIVE = {"live": True}
-"""A default that only the program knows, in the place of its name."""
+"""Replaces the name of a default that only the program knows."""
 
 
 def capture(value: Any, path: str, blobs: Blobs) -> Node:
@@ -61,7 +61,7 @@ def capture(value: Any, path: str, blobs: Blobs) -> Node:
 
 
 def capture_own(value: Any, path: str, blobs: Blobs) -> Node:
-    """A node for an object of a class of the trainer's that is one of these kinds, or MISSING."""
+    """A node for an object of a trainer's class of these kinds, or MISSING."""
     cls = type(value)
     if classes.is_namedtuple(cls):
         return _capture_namedtuple(value, path, blobs)
@@ -76,14 +76,14 @@ def capture_own(value: Any, path: str, blobs: Blobs) -> Node:
 
 
 def describe(value: Any) -> str | None:
-    """The kind of a container, and what a restore cannot change in it."""
+    """The kind of a container and the properties that a restore cannot change."""
     if isinstance(value, deque):
         return f"{kind_of(value)} with maxlen={value.maxlen}"
     return f"array of type {value.typecode!r}" if type(value) is array.array else None
 
 
 def is_immutable(value: Any) -> bool:
-    """Whether what is restored must be another object."""
+    """Whether a restore must make another object."""
     return isinstance(value, frozenset) or (
         classes.is_dataclass(type(value)) and classes.is_frozen(type(value))
     )
@@ -119,7 +119,7 @@ def _raw(node: Any, path: str, blobs: Blobs) -> bytes:
 
 
 def parts(target: Any, node: Node, path: str) -> Iterator[tuple[Any, Node, str]]:
-    """What stands in a live container where the node has parts: target, node and path of each."""
+    """The parts of a live container that the node has: target, node and path of each."""
     kind = node["$object"].partition(".")[2]
     for name, item in node.get("attributes", {}).items():
         yield classes.attributes(target).get(name, MISSING), item, f"{path}.{name}"
@@ -133,7 +133,7 @@ def parts(target: Any, node: Node, path: str) -> Iterator[tuple[Any, Node, str]]
             yield olds[i] if i < len(olds) else MISSING, item, place
 
 
-# What holds items
+# Containers with items
 
 
 def _capture_items(value: Any, base: Any, path: str, blobs: Blobs) -> Node:
@@ -262,7 +262,7 @@ def _listed(target: Any) -> list[Any]:
     return [] if base is None else list(base.__iter__(target))
 
 
-# What has named fields
+# Objects with named fields
 
 
 def _capture_namedtuple(value: Any, path: str, blobs: Blobs) -> Node:
@@ -333,7 +333,8 @@ def _restore_object(target: Any, node: Any, path: str, blobs: Blobs) -> Any:
 
 
 def _empty(cls: Any) -> Any:
-    """An object of a dataclass without its constructors, or of one of Python's own classes."""
+    """A new object of a dataclass, without running its constructors, or of one of Python's
+    classes."""
     return object.__new__(cls) if classes.is_dataclass(cls) else cls.__new__(cls)
 
 
@@ -359,8 +360,8 @@ def _restore_attributes(value: Any, node: Any, path: str, blobs: Blobs) -> None:
 
 
 def _class_for(target: Any, node: Any, path: str, base: type | None, blobs: Blobs) -> type:
-    """The class that a node names: the live target's, one of Python's, or one that the program
-    itself defines as plain data."""
+    """The class that a node names: the live target's, one of Python's, or a plain-data class that
+    the program itself defines."""
     name = node.get("class")
     if name is None:
         return base or object

@@ -1,16 +1,16 @@
-"""Flax: nnx modules, optimisers, metrics and random numbers, and the variables that they hold.
+"""Flax: nnx modules, optimisers, metrics, random numbers and their variables.
 
-An object is its variables by their paths, the arrays and the plain attributes (numbers, strings)
-beside them; they are changed in place, so that an optimiser and its model stay connected. One
-variable in two places is saved once. ``nnx.Intermediate`` is what a call leaves behind and is not
-saved. Plain attributes must be equal where a program starts; what training has changed of them
-(``model.eval()``) comes back.
+An object is saved as its variables by their paths, its arrays and its plain attributes (numbers,
+strings); they are changed in place, so that an optimiser and its model stay connected. A variable
+in two places is saved once. ``nnx.Intermediate``, the leftovers of a call, is not saved. Plain
+attributes must be equal when the program starts; changes by training (``model.eval()``) are
+restored.
 
-``TrainState``, ``FrozenDict``, ``nnx.State`` and all else of Flax are pytrees: see the adapter of
-JAX. Needs Flax 0.12.
+``TrainState``, ``FrozenDict``, ``nnx.State`` and the rest of Flax are pytrees: see the JAX adapter.
+Needs Flax 0.12.
 """
 
-# The project's own environment need not have it, where a checker would look into this file instead.
+# The project's environment may lack Flax; a type checker would then resolve it to this file.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 
 import importlib
@@ -30,7 +30,7 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 def capture(value: Any, path: str, blobs: Blobs) -> Node:
-    nnx: Any = sys.modules.get("flax.nnx")  # nothing can be of it before it is imported
+    nnx: Any = sys.modules.get("flax.nnx")  # no object can be Flax's before Flax is imported
     if nnx is None:
         return MISSING
     if isinstance(value, nnx.Variable):
@@ -74,7 +74,7 @@ _Graph = dict[tuple[Any, ...], Any]
 
 
 def _graph(nnx: Any, module: Any) -> _Graph:
-    """All that a module holds, by its path, each object once."""
+    """The contents of a module by path, each object once."""
     found = dict(nnx.iter_graph(module, graph=True))
     return {key: item for key, item in found.items() if not isinstance(item, nnx.Intermediate)}
 
@@ -91,7 +91,7 @@ def _parts(graph: _Graph) -> dict[str, tuple[tuple[Any, ...], Any]]:
 
 
 def _plain(nnx: Any, graph: _Graph) -> dict[str, Any]:
-    """The attributes of a module and of those inside it that are numbers and strings."""
+    """The numbers and strings among the attributes of a module and of the modules inside it."""
     return {
         _name(key): item
         for key, item in graph.items()

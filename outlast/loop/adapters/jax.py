@@ -2,21 +2,21 @@
 
 ``jax.Array``
     the bytes of the whole array, its dtype and whether its type is weak. It cannot change, so a
-    restore puts another array into the container that holds it: where the old one was (its
-    sharding, its device). An array that appears later goes to the device that it was committed to,
-    if there is one here, else to the default device.
+    restore puts another array into the container that holds it, with the sharding and device of the
+    old one. An array that appears later goes to the device that it was committed to if this machine
+    has one, else to the default device.
 keys of ``jax.random.key``
-    the same of their data, with the name of their generator.
+    the same for their data, with the name of their generator.
 ``jax.Ref``
     its value; it is changed in place.
-other pytrees (flax.struct, equinox, what a program registers)
-    their children. All else in them is the program's: the functions and static fields of a
-    ``TrainState``, say. A frozen one is rebuilt from what the program starts with.
+other pytrees (flax.struct, equinox, classes that a program registers)
+    their children. The program provides everything else, such as the functions and static fields of
+    a ``TrainState``. A frozen one is rebuilt from the one that the program starts with.
 
-Containers of Python's, namedtuples (optax) among them, are saved as such; see ``containers``.
+Python's containers, including namedtuples (optax), are saved as such; see ``containers``.
 """
 
-# The project's own environment need not have it, where a checker would look into this file instead.
+# The project's environment may lack JAX; a type checker would then resolve it to this file.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 
 import functools
@@ -35,7 +35,7 @@ from outlast.loop.state import MISSING, Blob, Blobs, Memory, Node, foreign, kind
 
 _Ref = getattr(jax, "Ref", ())
 _BUILTIN = (type(None), tuple, list, dict)
-"""Pytrees that are containers of Python's."""
+"""Pytrees that are Python's containers."""
 
 
 def capture(value: Any, path: str, blobs: Blobs) -> Node:
@@ -69,7 +69,7 @@ def describe(value: Any) -> str | None:
 
 
 def is_immutable(value: Any) -> bool:
-    """Arrays, and pytrees that their class keeps from changing."""
+    """Whether the value is an array or a frozen pytree."""
     return isinstance(value, jax.Array) or (_is_frozen(value) and _children(value) is not None)
 
 
@@ -107,7 +107,7 @@ def _capture_array(value: jax.Array, path: str, blobs: Blobs) -> Node:
         node["device"] = _name(next(iter(devices)))
     if _is_weak(value):
         node["weak"] = True
-    # What cannot change is one array wherever the same object is; its memory does not matter.
+    # Arrays are immutable, so the object identifies an array, not its memory.
     memory = Memory("jax", id(value), id(value) + 1, ())
     return {"$jax": blobs.add(value, memory, path, lambda: _blob(held)), **node}
 
@@ -139,7 +139,7 @@ def _blob(value: jax.Array) -> Blob:
 
 
 def _on_host(value: jax.Array) -> np.ndarray:
-    """The whole array, by way of its pieces: the array itself would keep the copy."""
+    """The whole array, copied piece by piece, because the array itself would keep the copy."""
     if value.is_fully_replicated:
         return np.asarray(value.addressable_data(0))
     whole = np.empty(value.shape, value.dtype)
@@ -180,7 +180,7 @@ def _check_fits(target: jax.Array, node: Any, blob: Blob, path: str) -> None:
         said = ["an array" if name is None else f"a random key of {name}" for name in (ours, key)]
         raise DoesNotFit(f"{path} is {said[0]}: the checkpoint holds {said[1]}")
     dtype = blob.dtype if ours else arrays.name_of(np.dtype(target.dtype))
-    theirs = saved[:-1] if ours else saved  # a key's own words are the last dimension
+    theirs = saved[:-1] if ours else saved  # the last dimension is a key's words
     if (dtype, target.shape) != (blob.dtype, theirs):
         raise DoesNotFit(
             f"{path} is an array {target.shape} of {dtype}: the checkpoint holds {theirs} of "
@@ -189,7 +189,7 @@ def _check_fits(target: jax.Array, node: Any, blob: Blob, path: str) -> None:
 
 
 def _is_that(target: Any, node: Any, blob: Blob) -> bool:
-    """Whether ``target``, which fits, is the saved array already."""
+    """Whether ``target``, which fits, already equals the saved array."""
     if target is MISSING or target.is_deleted() or _is_weak(target) != bool(node.get("weak")):
         return False
     plain = jax.random.key_data(target) if _is_key(target) else target
@@ -198,10 +198,10 @@ def _is_that(target: Any, node: Any, blob: Blob) -> bool:
 
 def _array(node: Any, blob: Blob, path: str) -> jax.Array:
     """The saved array as a new one."""
-    # A copy: JAX may take over the memory of what it is given, and a snapshot's is its file.
+    # A copy: JAX may take over the memory, which for a snapshot is its file.
     plain = arrays.as_array(blob, path).copy(order="K")
     start = _weak_zeros(plain) if node.get("weak") else None
-    with warnings.catch_warnings():  # of a type that it narrows, which is refused below
+    with warnings.catch_warnings():  # JAX warns when it narrows a type; that is refused below
         warnings.simplefilter("ignore", UserWarning)
         value = jnp.asarray(plain) if start is None else start
     if value.dtype != plain.dtype:
@@ -218,12 +218,12 @@ def _array(node: Any, blob: Blob, path: str) -> jax.Array:
 
 
 def _weak_zeros(plain: np.ndarray) -> jax.Array:
-    """Zeros of a weak type, as JAX makes them of a number of Python's."""
+    """Zeros of a weak type, as JAX makes them from a Python number."""
     return jnp.full(plain.shape, plain.dtype.type(0).item())
 
 
 def _place(target: Any, node: Any) -> Any:
-    """Where the array has to be; None: wherever JAX puts a new one."""
+    """The device or sharding for the array; None for JAX's default."""
     if target is not MISSING:
         return target.sharding if target.committed else None
     return next((each for each in jax.devices() if _name(each) == node.get("device")), None)
@@ -242,8 +242,8 @@ def _restore_ref(target: Any, node: Any, path: str, blobs: Blobs) -> Any:
 
 
 def _children(value: Any) -> tuple[dict[str, Any], Any] | None:
-    """The children of an object that is registered as a pytree, by their keys, and its structure;
-    None for anything else."""
+    """The children by key, and the structure, of an object that is registered as a pytree; None for
+    any other object."""
     if isinstance(value, _BUILTIN):
         return None
     found, structure = jax.tree_util.tree_flatten_with_path(value, lambda item: item is not value)

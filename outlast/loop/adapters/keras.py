@@ -1,17 +1,17 @@
 """Keras 3, with any backend: layers and models, optimisers, metrics, seed generators, variables.
 
-An object is its variables in their order, each with its path. A compiled model takes its
-optimiser and its metrics with it. Keras makes the variables of an optimiser and of compiled
-metrics when it first needs them; a resumed program does not have them yet: the optimiser's are
-made at once, the metrics' with the first batch. Everything else must be built already. The plain
+An object is saved as its variables in order, each with its path. A compiled model includes its
+optimiser and its metrics. Keras makes the variables of an optimiser and of compiled metrics when it
+first needs them, so a resumed program does not have them yet: a restore makes the optimiser's at
+once and the metrics' with the first batch. Everything else must already be built. The plain
 attributes of the program's own classes are saved too (outlast.loop.adapters.attributes).
 
-The module ``keras.random`` stands for the global seed generator, from which its functions draw
-where they get no seed. With the backend torch some draw from torch's: put ``torch.random`` into the
-state too.
+The module ``keras.random`` represents the global seed generator, from which its functions draw if
+they get no seed. With the torch backend some of them draw from torch's generator, so put
+``torch.random`` into the state too.
 """
 
-# The project's own environment need not have it, where a checker would look into this file instead.
+# The project's environment may lack Keras; a type checker would then resolve it to this file.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 
 import re
@@ -39,8 +39,8 @@ _KINDS = {
 
 def capture(value: Any, path: str, blobs: Blobs) -> Node:
     if value is keras.random:
-        # Made here if there is none: the first draw would make it, with a seed from Python's
-        # generator, and a step would have drawn from that.
+        # Made here if it is missing: otherwise the first draw makes it with a seed from Python's
+        # generator, so that a step would draw from that.
         generator = seed_generator.global_seed_generator()
         inner = state.capture_part(array_of(generator.state), f"{path}.state", blobs)
         return {"$object": "keras.random", "state": inner}
@@ -88,7 +88,7 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
 
 
 def global_generator() -> Any:
-    """The seed generator of those who name none; None until the first of them draws."""
+    """The seed generator for calls without a seed; None until the first draw."""
     return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
 
 
@@ -96,7 +96,8 @@ def _restore_global(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     if target is not MISSING and target is not keras.random:
         raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds keras.random")
     value = state.restore(MISSING, node["state"], f"{path}.state", blobs)
-    # With a seed and a name: else it draws from Python's generator, and counts up Keras' names.
+    # Without a seed and a name it would draw from Python's generator and use up one of Keras's
+    # names.
     generator = global_generator() or keras.random.SeedGenerator(0, name="global_seed_generator")
     generator.state.assign(value)
     global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
@@ -113,7 +114,7 @@ def _is_compiled(value: object) -> bool:
 
 
 def _of(value: Any, path: str) -> list[Any]:
-    """The variables of an object; StateError if they are not made yet."""
+    """The variables of an object; StateError if they do not exist yet."""
     if isinstance(value, keras.Variable):
         return [value]
     if isinstance(value, keras.random.SeedGenerator):
@@ -151,14 +152,14 @@ def _capture_all(variables: Iterable[Any], path: str, blobs: Blobs) -> Node:
 
 
 def _raw(variable: Any) -> Any:
-    """The backend's own array where an adapter knows it, else numpy's, of the same dtype."""
+    """The backend's own array if an adapter knows it, else a numpy array of the same dtype."""
     if keras.backend.backend() == "torch":
         return variable.value.detach()
     return keras.ops.convert_to_numpy(variable.value)
 
 
 def array_of(variable: Any) -> Any:
-    """A variable's value as an array of numpy."""
+    """A variable's value as a numpy array."""
     raw = _raw(variable)
     return raw.cpu().numpy() if keras.backend.backend() == "torch" else raw
 

@@ -1,10 +1,10 @@
-"""Keras: the plain attributes of objects of the program's own classes: layers, models and so on.
+"""Keras: the plain attributes of layers, models and other objects of the program's own classes.
 
-Keras' own classes keep what training changes in variables. See outlast.loop.adapters.attributes
-for what of the attributes is saved and what is refused.
+Keras's own classes keep everything that training changes in variables. See
+outlast.loop.adapters.attributes for which attributes are saved and which are refused.
 """
 
-# The project's own environment need not have it, where a checker would look into this file instead.
+# The project's environment may lack Keras; a type checker would then resolve it to this file.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 
 import functools
@@ -24,7 +24,7 @@ _SAVED = (
     keras.optimizers.Optimizer,
     keras.random.SeedGenerator,
 )
-"""What has its values in variables, which are saved with the object."""
+"""Kinds whose values are in variables, which are saved with the object."""
 
 
 def of(value: Any, *, wrapped: bool = True) -> dict[str, Owner]:
@@ -75,7 +75,7 @@ def _is_tracked(value: Any) -> bool:
 
 
 def _put(held: dict[str, Any], name: str, value: Any) -> None:
-    # Not setattr: a layer that is built refuses new parts, and a property would run.
+    # Not setattr: a built layer refuses new parts, and a property would run.
     old = held.get(name)
     if value is MISSING:
         del held[name]
@@ -109,8 +109,8 @@ def _base(each: Any) -> str:
 @functools.cache
 def _of_keras(base: str) -> frozenset[str]:
     """The attributes that Keras itself gives to an object that has been used."""
-    # Nothing here may touch the program: weights would draw from Python's global generator, and
-    # what has no name would count up the numbers in Keras' own names.
+    # This must not affect the program: weights would draw from Python's global generator, and an
+    # object without a name would use up a number of Keras's names.
     name = "outlast"
     layer = keras.layers.Identity(name=name)
     model = keras.Sequential([keras.Input((1,), name=f"{name}-input"), layer], name=name)

@@ -1,4 +1,4 @@
-"""numpy: arrays raw with dtype, shape and order, scalars and dtypes.
+"""numpy: arrays as raw bytes with dtype, shape and order; scalars; dtypes.
 
 Arrays of records are saved with zeros between their fields, arrays of objects (strings, labels)
 element by element, and a read-only array comes back read-only. Random generators: see
@@ -22,7 +22,7 @@ from outlast.loop.adapters import numpy_random
 from outlast.loop.errors import DoesNotFit, StateError
 from outlast.loop.state import MISSING, Blob, Blobs, Memory, Node
 
-_KINDS = "biufcSUmM"  # what is only its bytes
+_KINDS = "biufcSUmM"  # kinds that consist of their bytes only
 _RAW = re.compile(
     r"[<>|=](?:[biufc][0-9]{1,2}|[SUV][0-9]{1,10}|[mM]8(?:\[[0-9]{0,9}[A-Za-z]{1,7}\])?)"
 )
@@ -32,9 +32,10 @@ _ML_DTYPES = frozenset(
     + ["float8_e5m2fnuz", "float8_e8m0fnu", "int1", "int2", "int4", "uint1", "uint2", "uint4"]
 )
 _RECORDS_MAX = 20
-"""Records in records."""
+"""The deepest nesting of records."""
 _SIZE_MAX = 1 << 40
-"""Elements along one dimension of an array of objects, which may have none along another."""
+"""The most elements along one dimension of an array of objects, which may be empty along
+another."""
 
 
 def capture(value: Any, path: str, blobs: Blobs) -> Node:
@@ -76,7 +77,7 @@ def describe(value: Any) -> str | None:
 
 
 def is_immutable(value: Any) -> bool:
-    """Scalars and read-only arrays."""
+    """Whether the value is a scalar or a read-only array."""
     return isinstance(value, np.generic | np.dtype) or (
         isinstance(value, np.ndarray) and not value.flags.writeable
     )
@@ -93,7 +94,7 @@ def parts(target: Any, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]:
 
 
 def as_array(blob: Blob, path: str) -> np.ndarray:
-    """The array of a blob, without a copy, in the order that it had in memory."""
+    """The array of a blob, without a copy, in its original memory order."""
     dtype = _dtype(blob.dtype, path)
     if math.prod(blob.shape) * dtype.itemsize != blob.nbytes:
         raise DoesNotFit(
@@ -186,7 +187,7 @@ def _with_flag(array: np.ndarray, readonly: bool) -> np.ndarray:
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:
-    """An array of records as their bytes: numpy copies the fields and not what lies between."""
+    """An array of records as bytes, because numpy copies only the fields and not the gaps."""
     if array.dtype.names is None:
         return array
     return array.view(np.dtype((np.void, array.dtype.itemsize)))
@@ -253,30 +254,30 @@ def _restore_masked(target: Any, node: Any, path: str, blobs: Blobs) -> Any:
 
 
 def _masks(mask: Any, data: np.ndarray) -> bool:
-    """Whether an array tells of each element of another, or of each field of it."""
+    """Whether ``mask`` has the shape and dtype of a mask for ``data``, with a flag for each field
+    of a record."""
     kind = np.ma.make_mask_descr(data.dtype)
     return isinstance(mask, np.ndarray) and (mask.shape, mask.dtype) == (data.shape, kind)
 
 
 def blob_of(array: np.ndarray) -> Blob:
-    """The bytes of an array as they lie in memory, without a copy wherever that can be."""
+    """The bytes of an array in memory order, without a copy if possible."""
     name, shape, order = name_of(array.dtype), array.shape, None
     array = _bytes_of(_without_gaps(array))
     if not array.flags.c_contiguous:
-        # Strides from the outermost to the innermost: the dimensions as they lie in memory.
+        # Sorted by stride, from the outermost dimension in memory to the innermost.
         dense = [int(i) for i in np.argsort([-step for step in array.strides], kind="stable")]
         if array.transpose(dense).flags.c_contiguous:
             array, order = array.transpose(dense), tuple(dense)
         else:
             array = np.ascontiguousarray(array)
-    # Strings and dates have no buffer format of their own: their bytes have.
+    # Strings and dates have no buffer format, but their bytes do.
     data = array.reshape(-1).view(np.uint8).data if array.nbytes else b""
     return Blob(name, shape, data, array.nbytes, order)
 
 
 def _without_gaps(array: np.ndarray) -> np.ndarray:
-    """Records with zeros between their fields, where anything may lie: equal ones are the same
-    bytes."""
+    """Records with zeros in the gaps between fields, so that equal records have equal bytes."""
     if array.dtype.names is None:
         return array
     clean = np.zeros(array.shape, np.dtype((np.void, array.dtype.itemsize))).view(array.dtype)
@@ -301,7 +302,7 @@ def _memory(array: np.ndarray) -> Memory | None:
 
 
 def _capture_scalar(value: np.generic, path: str) -> Node:
-    if isinstance(value, np.str_):  # an array of it drops zeros at the end
+    if isinstance(value, np.str_):  # an array would drop trailing zeros
         return {"str": str(value)}
     if isinstance(value, np.bytes_):
         return {"bytes": bytes(value).hex()}
@@ -334,7 +335,7 @@ _TYPES = {
 
 
 def _is_raw(dtype: np.dtype) -> bool:
-    """Whether an array of this dtype is its bytes and nothing else."""
+    """Whether an array of this dtype consists of its bytes only."""
     if dtype.kind == "V" and not dtype.hasobject:
         fields = [dtype[name] for name in dtype.names or ()]
         base = [dtype.subdtype[0]] if dtype.subdtype else []
@@ -348,7 +349,8 @@ def _is_named(dtype: np.dtype) -> bool:
 
 
 def name_of(dtype: np.dtype) -> str:
-    """How a checkpoint names a dtype: numpy's short form, ml_dtypes' name, JSON for records."""
+    """The name of a dtype in a checkpoint: numpy's short form, ml_dtypes' name, or JSON for
+    records."""
     if dtype.isbuiltin == 1:
         return dtype.str
     if dtype.names is not None:
@@ -357,7 +359,7 @@ def name_of(dtype: np.dtype) -> str:
 
 
 def _fields(dtype: np.dtype) -> Any:
-    """The dtype of a record, with where its fields lie, as JSON."""
+    """The dtype of a record with the offsets of its fields, as JSON."""
     if dtype.subdtype is not None:
         return [_fields(dtype.subdtype[0]), list(dtype.shape)]
     if dtype.names is None:
@@ -392,7 +394,7 @@ def _known(name: str) -> np.dtype | None:
     if _RAW.fullmatch(name):
         try:
             return np.dtype(name)
-        except (TypeError, ValueError):  # of such a kind, and of no size that there is
+        except (TypeError, ValueError):  # a known kind with an impossible size
             return None
     if name not in _ML_DTYPES:
         return None
@@ -403,7 +405,7 @@ def _known(name: str) -> np.dtype | None:
 
 
 def _record(fields: Any, depth: int = 0) -> np.dtype:
-    """The dtype that ``_fields`` describes; ValueError, TypeError or KeyError if it is none."""
+    """The dtype that ``_fields`` describes; ValueError, TypeError or KeyError if it is invalid."""
     if depth > _RECORDS_MAX:
         raise ValueError
     if isinstance(fields, str):

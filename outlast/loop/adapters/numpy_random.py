@@ -1,7 +1,8 @@
-"""numpy's random generators: their states, and what their ``spawn()`` depends on.
+"""numpy's random generators: their states and the seeds on which ``spawn()`` depends.
 
-The module ``numpy.random`` itself stands for its global generator. A state is checked before numpy
-gets it: numpy takes a position in a table of random words as it is, and reads from there.
+The module ``numpy.random`` itself represents its global generator. A state is checked before numpy
+gets it, because numpy does not check the position in its table of random words and would read out
+of bounds.
 """
 
 from collections.abc import Iterator
@@ -21,10 +22,11 @@ _GENERATORS = {
     )
 }
 _WORDS = {"MT19937": (624, "pos", 624), "Philox": (4, "buffer_pos", 4)}
-"""Of the generators that keep random words: how many, and the name and the end of the position."""
+"""For generators that keep random words: their number, and the name and upper bound of the
+position."""
 _POOL_MAX = 1024
 _SPAWNED_MAX = 1 << 16
-"""More children are not made one by one: a new sequence begins with the number of them."""
+"""More children than this are not spawned one by one: a new sequence gets their count."""
 
 
 def capture(value: Any, path: str, blobs: Blobs) -> Node:
@@ -103,13 +105,13 @@ def _restore_bit_generator(target: Any, node: Node, path: str, blobs: Blobs) -> 
         raise DoesNotFit(f"{path} is a {ours} generator: the checkpoint holds a {theirs}")
     if seeds is None or _seeds(target) == seeds:
         target.state = value
-    else:  # which numbers its spawn() gives is part of the state
+    else:  # the results of its spawn() are part of the state
         target.__setstate__((value, _restore_seeds(MISSING, seeds)))
     return target
 
 
 def _seeds(generator: Any) -> dict[str, Any] | None:
-    """What the children that a generator spawns depend on."""
+    """The seeds on which the children of a generator depend."""
     found = getattr(generator, "seed_seq", None)
     return _seed_state(found) if type(found) is np.random.SeedSequence else None
 
@@ -124,7 +126,7 @@ def _seed_state(seeds: Any) -> dict[str, Any]:
 
 
 def _restore_seeds(target: Any, value: dict[str, Any]) -> Any:
-    """A sequence of seeds that has spawned as many children; ``target`` if it can be that."""
+    """A seed sequence that has spawned as many children; ``target`` itself if possible."""
     if type(target) is np.random.SeedSequence:
         missing = value["n_children_spawned"] - target.n_children_spawned
         if 0 <= missing <= _SPAWNED_MAX and {**_seed_state(target), **_spawned(value)} == value:
@@ -138,7 +140,7 @@ def _spawned(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(value: Any, path: str) -> None:
-    """DoesNotFit for what is not a state of a generator of random words."""
+    """Raise DoesNotFit unless the value is a valid state of a generator of random words."""
     name = value.get("bit_generator") if isinstance(value, dict) else None
     inner = value.get("state") if isinstance(value, dict) else None
     if not isinstance(name, str) or not isinstance(inner, dict):

@@ -1,15 +1,15 @@
 """scikit-learn: estimators by their parameters and fitted attributes, never by pickle.
 
-What an estimator has learnt is what its instance holds beside its constructor's parameters. For
-MLPClassifier that includes the optimiser with its moments and the random state that partial_fit
-keeps. Parameters must be equal on both sides: a changed one is another model. Where training
-itself has changed one (``set_params(eta0=…)``), the checkpoint also has what the program started
-with, and that must be equal. XGBoost's estimators are scikit-learn's too; their Booster is the
-XGBoost adapter's.
+The fitted attributes are all those of the instance that are not its constructor's parameters. For
+MLPClassifier they include the optimiser with its moments and the random state that partial_fit
+keeps. Parameters must be equal on both sides, because a changed one is another model. If training
+itself has changed one (``set_params(eta0=…)``), the checkpoint also has the value from the
+program's start, and that must be equal. XGBoost's estimators are scikit-learn's too; the XGBoost
+adapter saves their Booster.
 
 scikit-learn's own compiled losses are saved as the class and the arguments that rebuild them. New
-objects are built of the classes in outlast.loop.adapters.sklearn_classes only; an estimator of the
-program's own class is restored into the live object that the program has.
+objects are built only from the classes in outlast.loop.adapters.sklearn_classes; an estimator of
+the program's own class is restored into the live object that the program has.
 """
 
 import contextlib
@@ -58,8 +58,8 @@ def capture(value: object, path: str, blobs: Blobs) -> Node:
 
 
 def _capture_learnt(value: object, path: str, blobs: Blobs) -> Node:
-    """What is learnt is not restored into what is there, as it may change its shape; only
-    estimators inside of estimators stay the objects that they are."""
+    """Capture a fitted attribute. A restore replaces it, because its shape may change; only
+    estimators inside estimators keep their identity."""
     if isinstance(value, BaseEstimator):
         return state.capture(value, path, blobs)
     return state.capture_part(value, path, blobs)
@@ -89,14 +89,14 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
                 f"{path} has {name}={params[name]!r}: the checkpoint's is {value!r}{before}; "
                 "a changed model is a new run"
             )
-        setattr(target, name, value)  # as set_params does, which training called
+        setattr(target, name, value)  # as set_params, which training called, does
     if both := sorted(params.keys() & node["state"].keys()):
         raise DoesNotFit(f"{path}: the checkpoint has the parameter {both[0]} as learnt")
     held = vars(target)
     for name in [name for name in held if name not in params and name not in node["state"]]:
         del held[name]
     news = {
-        # Not into what is there: what an estimator learns may change its shape.
+        # Not in place: the shape of a fitted attribute may change.
         name: state.restore(_kept(held.get(name, MISSING)), item, f"{path}.{name}", blobs)
         for name, item in node["state"].items()
     }
@@ -107,7 +107,7 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
 
 
 def parts(target: Any, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]:
-    """The live parameters and estimators inside of an estimator."""
+    """The live parameters and estimators inside an estimator."""
     if node["$object"] == "sklearn.estimator" and isinstance(target, BaseEstimator):
         for name, item in node["params"].items():
             yield vars(target).get(name, MISSING), item, f"{path}.{name}"
@@ -116,12 +116,12 @@ def parts(target: Any, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]:
 
 
 def _kept(value: Any) -> Any:
-    """Estimators inside estimators stay the objects that they are."""
+    """The value itself if it is an estimator, which keeps its identity; else MISSING."""
     return value if isinstance(value, BaseEstimator) else MISSING
 
 
 def _arguments(value: object) -> list[Any] | None:
-    """The plain arguments that make an equal compiled object of scikit-learn, if there are."""
+    """The plain arguments that rebuild an equal compiled object of scikit-learn, or None."""
     cls = type(value)
     if not listed(cls.__module__, cls.__qualname__, LOSSES) or hasattr(value, "__dict__"):
         return None
@@ -147,7 +147,7 @@ def _class(node: Node, path: str, classes: dict[str, str]) -> Any:
     module, _, name = node["class"].rpartition(".")
     cls: Any = None
     if listed(module, name, classes):
-        with contextlib.suppress(ImportError):  # another version may not have it
+        with contextlib.suppress(ImportError):  # another version may lack it
             cls = vars(importlib.import_module(module)).get(name)
     if isinstance(cls, type) and _class_of_type(cls) == node["class"]:
         return cls
@@ -160,12 +160,12 @@ def _is_own(cls: type) -> bool:
 
 
 def _built(node: Node, path: str, blobs: Blobs) -> Any:
-    """A new object of the class that the checkpoint names. What the checkpoint itself built is
-    never the target of another restore."""
+    """A new object of the class that the checkpoint names. An object that the checkpoint itself
+    built is never the target of another restore."""
     module, _, name = node["class"].rpartition(".")
     if listed(module, name, OPTIMIZERS):
         cls = _class(node, path, OPTIMIZERS)
-        made = cls.__new__(cls)  # its constructor wants the parameters; its state is all it has
+        made = cls.__new__(cls)  # the constructor needs parameters, but its state is complete
         if node["params"]:
             raise DoesNotFit(f"{path}: the checkpoint holds {node['class']} with parameters")
     else:

@@ -1,7 +1,7 @@
 """The classes of scikit-learn and XGBoost that a checkpoint may name, by their modules.
 
 A restore imports these modules and builds these classes, and no others. A test compares the list
-with what the locked version of scikit-learn has.
+with the locked version of scikit-learn.
 """
 
 ESTIMATORS: dict[str, str] = {
@@ -202,7 +202,7 @@ LOSSES: dict[str, str] = {
 OPTIMIZERS: dict[str, str] = {
     "sklearn.neural_network._stochastic_optimizers": "AdamOptimizer BaseOptimizer SGDOptimizer",
 }
-"""Optimisers, which are nothing but their attributes."""
+"""Optimisers, which consist of their attributes only."""
 
 
 def listed(module: str, name: str, classes: dict[str, str]) -> bool:

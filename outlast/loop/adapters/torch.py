@@ -1,23 +1,23 @@
 """PyTorch: tensors, modules, optimisers and random generators.
 
 ``torch.nn.Module``
-    parameters, persistent buffers and extra state under the names of ``state_dict()``, which of
-    the parameters are frozen and which of the modules are in evaluation mode. Wrappers
-    (``torch.compile``, ``DataParallel``, ``DistributedDataParallel``) are taken off: a checkpoint
-    does not know of them. Tied parameters are saved once and must be tied again. Plain attributes
-    and buffers that are not persistent: see outlast.loop.adapters.attributes. Gradients are not
+    parameters, persistent buffers and extra state under the names of ``state_dict()``, which
+    parameters are frozen and which modules are in evaluation mode. Wrappers (``torch.compile``,
+    ``DataParallel``, ``DistributedDataParallel``) are removed and do not appear in a checkpoint.
+    Tied parameters are saved once and must be tied in the resumed program too. For plain attributes
+    and buffers that are not persistent see outlast.loop.adapters.attributes. Gradients are not
     saved.
 ``torch.optim.Optimizer``
     its groups in order and the state of each parameter, every tensor in its own dtype.
 ``torch.Generator``
-    its state; the module ``torch.random`` stands for the global generators of the CPU and of
-    every CUDA device.
+    its state; the module ``torch.random`` represents the global generators of the CPU and of every
+    CUDA device.
 
-Schedulers and scalers have ``state_dict`` and need nothing of their own here. Values come back
-onto the device of what they are restored into.
+Schedulers and scalers have ``state_dict`` and need no special treatment here. Values are restored
+onto the device of their target.
 """
 
-# The project's own environment need not have it, where a checker would look into this file instead.
+# The project's environment may lack PyTorch; a type checker would then resolve it to this file.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 
 import ctypes
@@ -147,7 +147,7 @@ def _refuse(value: torch.Tensor, path: str) -> None:
 
 
 def why_refused(value: torch.Tensor) -> str | None:
-    """Why not even the values of a tensor can be saved, or None."""
+    """Why even the values of a tensor cannot be saved, or None."""
     if value.is_quantized:
         return "quantised; save the module before it is quantised"
     if torch.nn.parameter.is_lazy(value):
@@ -166,7 +166,7 @@ def why_refused(value: torch.Tensor) -> str | None:
 
 
 def _is_of(value: object, module: str, name: str) -> bool:
-    """Whether a value is of a class of torch's that is not imported with torch itself."""
+    """Whether a value is of a torch class that is not imported with torch itself."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(value, kind)
 
@@ -189,7 +189,7 @@ def _blob(value: torch.Tensor, path: str) -> Blob:
     shape, order = tuple(value.shape), None
     value = value.detach()
     if not value.is_contiguous():
-        # Channels-last and other permutations stay as they are in memory.
+        # Channels-last and other permutations keep their memory order.
         strides = value.stride()
         dense = sorted(range(value.dim()), key=lambda i: -strides[i])
         if value.permute(dense).is_contiguous():
@@ -264,7 +264,7 @@ def _restore_tensor(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
 
 
 def _alias(tensor: torch.Tensor, node: Any) -> torch.Tensor:
-    """Another tensor of the same memory, as ``state_dict()`` gives of a parameter."""
+    """Another tensor with the same memory, as ``state_dict()`` returns for a parameter."""
     grad = bool(node.get("grad"))
     if node.get("parameter"):
         same = isinstance(tensor, torch.nn.Parameter)
@@ -305,7 +305,7 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 def _capture_module(value: torch.nn.Module, path: str, blobs: Blobs) -> Node:
     module, value = value, unwrapped(value)
     for name, inner in value.named_modules():
-        # Its state_dict() waits for all ranks, and its optimiser holds a part of the state.
+        # Its state_dict() waits for all ranks, and its optimiser holds only a part of the state.
         if _is_of(inner, "torch.distributed.fsdp", "FullyShardedDataParallel"):
             place = f"{path}.{name}" if name else path
             raise StateError(
@@ -381,7 +381,7 @@ def _restore_module(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
 
 
 def _kind_of_module(value: torch.nn.Module, tensors: Any) -> str:
-    """The kind of a module, with the shapes of its tensors: what a restore cannot change."""
+    """The kind of a module with the shapes of its tensors, which a restore cannot change."""
     shapes = [
         f"{name} {tuple(item.shape)}" for name, item in tensors.items() if hasattr(item, "shape")
     ]
@@ -392,7 +392,7 @@ def _kind_of_module(value: torch.nn.Module, tensors: Any) -> str:
 
 
 class _WithVersions(dict):
-    """What load_state_dict takes: the values, and the versions of the modules that wrote them."""
+    """Input for load_state_dict: the values, and the versions of the modules that wrote them."""
 
     _metadata: dict[str, Any]
 
@@ -413,7 +413,7 @@ def _modules(module: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:
 
 
 def _plain(name: str) -> str:
-    """The name of a module without those that torch.compile puts in between."""
+    """The name of a module without the parts that torch.compile inserts."""
     return f"{name}.".replace(_COMPILED, "").removesuffix(".")
 
 
@@ -430,7 +430,7 @@ def _few(names: list[str]) -> str:
 
 
 def _check_untied(path: str, entries: Node, held: dict[str, Any]) -> None:
-    """What is one tensor here must be one in the checkpoint."""
+    """Check that tensors that are tied here are tied in the checkpoint too."""
     first: dict[Memory, str] = {}
     for name, item in held.items():
         memory = _memory(item) if isinstance(item, torch.Tensor) else None
@@ -484,7 +484,7 @@ def _restore_optimizer(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
     if not isinstance(target, torch.optim.Optimizer):
         raise DoesNotFit(f"{path} is {kind_of(target)}: the checkpoint holds a torch optimiser")
     params = list(_parameters(target))
-    # Over the tensors that are there: a second copy of them would be the trainer's peak of memory.
+    # Into the existing tensors: a second copy would be the trainer's peak of memory.
     olds = _fitting(target, node["state"], blobs)
     value = state.restore(olds, node["state"], f"{path}.state_dict()", blobs)
     theirs = [len(group["params"]) for group in value["param_groups"]]
@@ -501,7 +501,7 @@ def _restore_optimizer(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
                 f"{tuple(shape)}; a changed model is a new run"
             )
     foreign(f"{path}.load_state_dict", target.load_state_dict, value, fits=True)
-    # load_state_dict casts what it loads to the parameters' dtype, and moves it.
+    # load_state_dict casts values to the parameters' dtype, and moves them.
     names = [name for group in value["param_groups"] for name in group["params"]]
     for param, name, (_, device) in zip(params, names, node["params"], strict=True):
         held = target.state.get(param, {})
@@ -512,7 +512,7 @@ def _restore_optimizer(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
 
 
 def _fitting(target: torch.optim.Optimizer, node: Node, blobs: Blobs) -> dict[str, Any]:
-    """The tensors of a live optimiser's state that what is saved fits into, by their places."""
+    """The tensors of a live optimiser's state into which saved ones fit, by place."""
     nodes = dict(state.pairs(node["state"], ""))
     found: dict[Any, Any] = {}
     for name, held in target.state_dict()["state"].items():
@@ -538,9 +538,10 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
 
 
 def _placed(saved: Any, held: Any, was: torch.device, now: torch.device) -> Any:
-    """A value of a parameter's state: where the parameter is, if it was there, in its own dtype.
+    """A value of a parameter's state in its own dtype, on the parameter's device if it was there
+    before.
 
-    A number (Adam's step) is where load_state_dict has put it, which knows who counts on a device.
+    A number (Adam's step) stays on the device that load_state_dict chose for it.
     """
     if isinstance(saved, torch.Tensor):
         device = now if saved.device == was or was.type not in _devices() else saved.device

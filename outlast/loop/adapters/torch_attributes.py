@@ -1,9 +1,9 @@
-"""PyTorch: the plain attributes and the buffers that are not persistent, of modules and optimisers.
+"""PyTorch: plain attributes and non-persistent buffers of modules and optimisers.
 
-See outlast.loop.adapters.attributes for what of them is saved and what is refused.
+See outlast.loop.adapters.attributes for which are saved and which are refused.
 """
 
-# The project's own environment need not have it, where a checker would look into this file instead.
+# The project's environment may lack PyTorch; a type checker would then resolve it to this file.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 
 from collections.abc import Callable, Iterable
@@ -17,12 +17,12 @@ from outlast.loop.state import MISSING, kind_of
 
 _OF_MODULES = frozenset({*vars(torch.nn.Module()), "_is_torch_compile", "_compiled_call_impl"})
 _OF_OPTIMIZERS = frozenset({*vars(torch.optim.SGD([torch.zeros(1)])), "step"})
-"""What each has; all else was added by a class or by the program."""
+"""Attributes that every optimiser has; a class or the program has added all others."""
 _VALUES = (torch.dtype, torch.device, torch.Size, torch.Generator)
 
 
 def of_modules(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, Owner]:
-    """The attributes of a module and of those inside it, by their names."""
+    """The attributes of a module and of the modules inside it, by name."""
     return {
         name: Owner(
             _held(module),
@@ -46,8 +46,8 @@ def framework(
     *,
     live: bool = True,
 ) -> Framework:
-    """How to distinguish tensors and modules in attributes: what is ``inside`` of the object
-    itself, and the tensors ``saved`` with it. ``live``: modules and optimisers may be kept."""
+    """How to distinguish tensors and modules in attributes: objects ``inside`` the object itself,
+    and tensors ``saved`` with it. ``live``: modules and optimisers may be kept."""
     known = {id(item) for item in inside}
     storages = {_storage(item) for item in saved if isinstance(item, torch.Tensor)} - {0}
 
@@ -71,14 +71,15 @@ def framework(
 
 
 def by_value(value: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if it is all of its memory and no result of a computation, else a copy."""
+    """The tensor itself if it covers all of its memory and does not result from a computation, else
+    a copy."""
     if _is_whole(value) and not repeats(value):
         return value if value.is_leaf else value.detach()
     return value.detach().clone(memory_format=torch.contiguous_format)
 
 
 def repeats(value: torch.Tensor) -> bool:
-    """Whether several elements are one in memory."""
+    """Whether several elements share memory."""
     pairs = zip(value.stride(), value.shape, strict=True)
     return any(step == 0 and size > 1 for step, size in pairs)
 
@@ -94,7 +95,7 @@ def _held(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def _put(module: torch.nn.Module, key: str, value: Any) -> None:
-    # Not setattr: a property or a class' own __setattr__ would run.
+    # Not setattr: a property or the class's own __setattr__ would run.
     if key in module._buffers and not isinstance(value, torch.Tensor | type(MISSING) | None):
         raise DoesNotFit(f"{key} is a buffer: the checkpoint holds {kind_of(value)}")
     _set(module._buffers if key in module._buffers else vars(module), key, value)

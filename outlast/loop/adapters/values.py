@@ -1,6 +1,6 @@
-"""Python's own values that cannot change: complex numbers, dates, decimals, paths, enum members.
+"""Python's immutable values: complex numbers, dates, decimals, paths, enum members.
 
-Each is a ``$value`` node, ``[kind, …]``, of a closed list of kinds.
+Each is a ``$value`` node, ``[kind, …]``, with a kind from a closed list.
 """
 
 import datetime
@@ -56,7 +56,7 @@ def capture(value: Any, path: str, blobs: Blobs) -> Node:
 
 
 def is_immutable(value: Any) -> bool:
-    """All of them are."""
+    """Whether the value is of one of these kinds; none of them can change."""
     return type(value) in _WRITERS or isinstance(value, enum.Enum | slice | datetime.datetime)
 
 
@@ -73,7 +73,7 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
 
 
 def _are_typed(kind: str, parts: list[Any]) -> bool:
-    """Whether a value of this kind is made of such parts."""
+    """Whether the parts have the types that this kind of value needs."""
     wanted = _PARTS.get(kind)
     return (
         wanted is not None
@@ -84,7 +84,7 @@ def _are_typed(kind: str, parts: list[Any]) -> bool:
 
 
 def _is_zone(part: list[Any]) -> bool:
-    """Whether a list is an offset (days, seconds, microseconds), or one with a name."""
+    """Whether a list is an offset (days, seconds, microseconds), with or without a name."""
     if len(part) == 2 and type(part[0]) is list and type(part[1]) in (str, type(None)):
         part = part[0]
     return len(part) == 3 and all(type(item) is int for item in part)
@@ -114,7 +114,7 @@ _PARTS: dict[str, tuple[tuple[type, ...], ...]] = {
 _ZONE_NAME = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
 
 _WRITERS: dict[type, Callable[[Any], list[Any]]] = {
-    int: lambda value: [hex(value)],  # only those too long for JSON come here
+    int: lambda value: [hex(value)],  # only numbers that are too long for JSON
     complex: lambda value: [repr(value.real), repr(value.imag)],
     decimal.Decimal: lambda value: [str(value)],
     fractions.Fraction: lambda value: [hex(value.numerator), hex(value.denominator)],
@@ -212,7 +212,8 @@ def _restore_enum(target: Any, parts: list[str], path: str, blobs: Blobs) -> Any
 
 
 def _flags(cls: Any, value: int) -> Any:
-    """The member of a value, or several together; a class's own ``_missing_`` is not asked."""
+    """The member with a value, or a combination of members; a class's own ``_missing_`` does not
+    run."""
     known = cls._value2member_map_.get(value)
     if known is not None or cls._missing_.__func__ is enum.Flag._missing_.__func__:
         return cls(value) if known is None else known

@@ -1,12 +1,13 @@
 """XGBoost: a Booster by its raw model (UBJSON) and its configuration.
 
-A Booster that samples rows or columns keeps the place in its random numbers to itself, and a
-restored one would draw others: it is refused, and so is gblinear. Train such a model in segments,
-each with a fresh Booster made from the raw bytes of the one before and its own seed, and keep
-those bytes in the state. XGBoost's scikit-learn estimators hold a Booster and are no other.
+A Booster that samples rows or columns does not reveal its position in its random numbers, and a
+restored one would draw others, so it is refused, and so is gblinear. Train such a model in
+segments, each with a fresh Booster made from the raw bytes of the previous one and with its own
+seed, and keep those bytes in the state. The same holds for XGBoost's scikit-learn estimators, which
+hold a Booster.
 """
 
-# The project's own environment need not have it, where a checker would look into this file instead.
+# The project's environment may lack XGBoost; a type checker would then resolve it to this file.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 
 import json
@@ -49,7 +50,7 @@ def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
 
 
 def _check(raw: Any, config: Any, path: str) -> None:
-    """DoesNotFit for what is not a Booster at all: XGBoost's own parser has no patience with it."""
+    """Raise DoesNotFit unless the bytes can be a Booster, before XGBoost's own parser gets them."""
     if type(raw) is not bytes or type(config) is not bytes:
         raise DoesNotFit(f"{path}: the checkpoint holds a Booster that is not bytes")
     # An object of UBJSON, whose first key has a length, up to its closing brace.
@@ -91,7 +92,7 @@ def _refuse(config: dict[str, Any], path: str) -> None:
 
 
 def _numbers(config: Any) -> Any:
-    """The names and values of all numbers in a configuration, which has them as strings."""
+    """The names and values of all numbers in a configuration, which stores them as strings."""
     for name, value in config.items():
         if isinstance(value, dict):
             yield from _numbers(value)

@@ -1,7 +1,7 @@
 """``python -m outlast.loop.command [--run-dir DIR] -- python train.py …``; also ``outlast train``.
 
-Exit codes: 0 done, 64 bad usage or no such program, 75 interrupted and to be resumed by the same
-command, 76 another process has taken the run's folder over, else the command's own.
+Exit codes: 0 done, 64 bad usage or program not found, 75 interrupted (the same command resumes), 76
+another process has taken over the run's folder, else the command's own.
 """
 
 import argparse
@@ -51,14 +51,14 @@ from outlast.spec.identity import COMMAND
 
 HELP_WIDTH = 78
 LAST_WORDS_SEC = 10.0
-"""For a supervisor whose command has ended to end as well."""
+"""Seconds for a supervisor to end after its command has ended."""
 
 
 class Options(argparse.ArgumentParser):
-    """One sentence for a slip, with the nearest option."""
+    """A parser that answers a mistake with one sentence and the nearest option."""
 
     def parse_known(self, words: Sequence[str]) -> argparse.Namespace:
-        """CommandError for what is not an option."""
+        """Parse the options; CommandError for an unknown one."""
         options, rest = self.parse_known_args(words)
         if not rest:
             return options
@@ -134,7 +134,7 @@ def parser() -> Options:
     top.add_argument(
         "--rerun", type=_count, default=0, help="another number trains the same command again"
     )
-    # Of the supervisor of a VM.
+    # For the supervisor of a VM.
     top.add_argument("--home", type=Path, help=argparse.SUPPRESS)
     top.add_argument("--source", type=Path, help=argparse.SUPPRESS)
     top.add_argument("--folder", default="", help=argparse.SUPPRESS)
@@ -150,7 +150,7 @@ _GLOBS = {
 
 
 def _known_globs() -> str:
-    """The globs that count where a user names none, for the help."""
+    """The default globs, for the help."""
     known = {
         f"logs (but {' '.join(kinds.JOURNALS)})": kinds.LOGS,
         "by-products": kinds.BY_PRODUCTS,
@@ -167,7 +167,7 @@ def _known_globs() -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command; every error for a person is one sentence on stderr."""
+    """Run one command; a user's error is one sentence on stderr."""
     fill_streams()
     own, command = _split(argv)
     try:
@@ -179,7 +179,7 @@ def main(argv: Sequence[str]) -> int:
         say(str(error))
         return exits.USAGE
     try:
-        # `outlast train` leaves a Ctrl-C of its start to this place.
+        # `outlast train` blocks Ctrl-C during its start, until here.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         if os.environ.get(SOCKET_VARIABLE):
             with _signals_left_to_supervisor() as signals:
@@ -241,7 +241,7 @@ def _command(options: argparse.Namespace, words: list[str]) -> Command:
 
 
 def _run(command: Command, socket_path: str, signals: Interrupts | Heard, repeat: str = "") -> int:
-    """``repeat`` is how a person runs a command again that is done."""
+    """Run the command; ``repeat`` is advice on how to run a finished command again."""
     with contextlib.closing(Session(connect(socket_path), total=None)) as session:
         try:
             answer = session.welcome(
@@ -264,8 +264,8 @@ def _run(command: Command, socket_path: str, signals: Interrupts | Heard, repeat
 
 
 def _run_in_folder(command: Command, options: argparse.Namespace) -> int:
-    """With a supervisor of our own, for a folder."""
-    # Checked first: a mistyped command must not make the folder its own.
+    """Run the command with a supervisor that this process starts for a folder."""
+    # Checked first, because a mistyped command must not claim the folder.
     command.check()
     command.check_program()
     own = default_folder(COMMAND, command.identity, None)
@@ -274,7 +274,7 @@ def _run_in_folder(command: Command, options: argparse.Namespace) -> int:
         check_apart(path, folder)
     if "://" not in str(folder):
         check_checkpoint_dir(command, Path(folder))
-    # The command's own folders are this machine's, wherever its checkpoints go.
+    # The command's own folders are on this machine, even if its checkpoints go to a bucket.
     home = (own if "://" in str(folder) else Path(folder)).absolute() / "live"
     with contextlib.ExitStack() as cleanup:
         interrupts = Interrupts()
@@ -285,11 +285,11 @@ def _run_in_folder(command: Command, options: argparse.Namespace) -> int:
             for path in command.data:
                 data.find(path)
         except LoopError:
-            # The terminal's Ctrl-C ended the download, too; it is gone on with.
+            # The terminal's Ctrl-C ended the download too; the next attempt continues it.
             if interrupts.requested:
                 return exits.INTERRUPTED
             raise
-        # What a second Ctrl-C leaves behind may still be read by the supervisor.
+        # After a second Ctrl-C the supervisor may still read the folder.
         cleanup.callback(lambda: interrupts.impatient or remove_home(home))
         supervisor = LocalSupervisor(
             folder,
@@ -315,11 +315,11 @@ def _run_in_folder(command: Command, options: argparse.Namespace) -> int:
         except (LoopError, OSError):
             supervisor.wait(LAST_WORDS_SEC)
             raise
-        except SystemExit:  # before the welcome: the supervisor may wait for a store that is away
+        except SystemExit:  # before the welcome: it may wait for an unavailable store
             supervisor.abandon()
             supervisor.wait(LAST_WORDS_SEC)
             raise
-        # It finishes what it was given; only a completed run must wait for all of it.
+        # It finishes its work by itself; only a completed run must wait for that.
         ended = supervisor.wait(None if code == exits.DONE else LAST_WORDS_SEC)
         if code == exits.DONE:
             check_end(ended)
@@ -328,8 +328,9 @@ def _run_in_folder(command: Command, options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _signals_left_to_supervisor() -> Iterator[Heard]:
-    """The terminal's Ctrl-C and a stopping system's SIGTERM reach every process; what they mean,
-    the supervisor tells over the socket. Handlers, because the command would inherit SIG_IGN."""
+    """A context in which the supervisor decides what signals mean. The terminal's Ctrl-C and a
+    stopping system's SIGTERM reach every process, and the supervisor reports over the socket what
+    to do. Uses handlers, because the command would inherit SIG_IGN."""
     heard = Heard()
     previous = {
         number: signal.signal(number, heard.note) for number in (signal.SIGINT, signal.SIGTERM)

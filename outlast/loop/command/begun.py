@@ -1,7 +1,7 @@
-"""What a command's run found on this machine when it began, kept for its later attempts.
+"""The files that a command's run found on this machine when it began, for its later attempts.
 
-A VM has a fresh copy of the command's files in every attempt. On a laptop they stay as the attempt
-before left them: only this tells what was there before the run.
+A VM has a fresh copy of the command's files in every attempt. On a laptop they stay as the previous
+attempt left them, so only this record shows what was there before the run.
 """
 
 import contextlib
@@ -13,24 +13,26 @@ from pathlib import Path
 from outlast.loop.command.listing import look
 
 NOTE = "command.json"
-"""In the run's folder on this machine."""
+"""Name of the record in the run's folder on this machine."""
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A run's beginning on this machine."""
+    """The beginning of a run on this machine."""
 
     at_ns: int
-    """When it was, by the file system's clock: files that change later have a higher ctime."""
+    """Time of the beginning by the file system's clock, so that files that change later have a
+    higher ctime."""
     own_files: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """What a checkpoint folder of the user's own held: size and mtime_ns by name."""
+    """Files in the user's own checkpoint folder: size and mtime_ns by name."""
 
 
 def begun(folder: Path, checkpoint: Path | None, *, is_first: bool) -> Begun:
-    """The run's beginning: now in its first attempt, else as that one noted it in ``folder``.
+    """The run's beginning: now in its first attempt, else the record that the first attempt made in
+    ``folder``.
 
-    ``checkpoint`` is the user's own checkpoint folder, if there is one. If nothing was noted, as
-    on another machine than before, the run begins here now.
+    ``checkpoint`` is the user's own checkpoint folder, if there is one. Without a record, as on a
+    different machine, the run begins here now.
     """
     note = folder / NOTE
     if not is_first:
@@ -41,7 +43,7 @@ def begun(folder: Path, checkpoint: Path | None, *, is_first: bool) -> Begun:
     files = look(checkpoint).files if checkpoint is not None and is_first else {}
     own = {name: (seen.size, seen.mtime_ns) for name, seen in files.items()}
     temporary = note.with_suffix(".tmp")
-    temporary.unlink(missing_ok=True)  # what lies there may be a link of somebody else's
+    temporary.unlink(missing_ok=True)  # the existing file may be another user's link
     with temporary.open("x", encoding="ascii") as file:
         file.write(json.dumps({"own_files": own}) + "\n")
     os.replace(temporary, note)

@@ -16,15 +16,15 @@ from outlast.loop.command.command import not_started
 from outlast.loop.command.errors import CommandError
 
 VARIABLE = "OUTLAST_COMMAND"
-"""Marks all that the command starts."""
+"""Environment variable that marks every process that the command starts."""
 
 _LAST_BYTES = 32_768
 _WRITES = os.O_WRONLY | os.O_RDWR
 
 
 class Child:
-    """A command and all that it starts. Use as a context: a guard process ends the tree when this
-    one is killed."""
+    """A command and every process that it starts. Use as a context: a guard process ends the tree
+    when this one is killed."""
 
     def __init__(self) -> None:
         self._mark = f"{VARIABLE}={uuid.uuid4().hex}"
@@ -34,9 +34,10 @@ class Child:
         self._said = b""
         self.last_output_sec = 0.0
         self.is_watched = True
-        """Whether its output passes through here; a terminal keeps its colours and bars."""
+        """Whether its output passes through here; otherwise it goes to the terminal, with colours
+        and progress bars."""
         self.was_cut = False
-        """Whether something of it was running still when it was killed."""
+        """Whether some of it was still running when it was killed."""
         self.was_killed = False
 
     def __enter__(self) -> "Child":
@@ -62,7 +63,7 @@ class Child:
         os.close(self._wake)
 
     def start(self, argv: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
-        """CommandError if the system cannot start it."""
+        """Start the command; CommandError if the system cannot."""
         self.is_watched = not sys.stderr.isatty()
         out = subprocess.PIPE if self.is_watched else None
         name, _, value = self._mark.partition("=")
@@ -88,28 +89,28 @@ class Child:
         threading.Thread(target=self._wait, name="command", daemon=True).start()
 
     def fileno(self) -> int:
-        """Readable once the command has ended."""
+        """A file descriptor that is readable once the command has ended."""
         return self._reads
 
     def drain(self) -> None:
-        """Take what made ``fileno`` readable."""
+        """Consume the bytes that made ``fileno`` readable."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._reads, 4096)
 
     @property
     def pid(self) -> int:
-        """Its process; -1 before it is started."""
+        """Its process id; -1 before it is started."""
         return -1 if self._process is None else self._process.pid
 
     @property
     def code(self) -> int | None:
         """Its exit code; None while it runs."""
-        # Not poll(): the thread that waits is the only one to reap it.
+        # Not poll(): only the waiting thread may reap it.
         return None if self._process is None else self._process.returncode
 
     @property
     def rest(self) -> set[int]:
-        """What of its tree is running."""
+        """The processes of its tree that are running."""
         return self._others()
 
     def signal(self, number: int) -> None:
@@ -118,20 +119,20 @@ class Child:
             process_tree.signal_tree(self._process.pid, self._mark, number, self._orphans.alive())
 
     def kill(self) -> None:
-        """End the whole tree, the command's background processes among them."""
+        """End the whole tree, including the command's background processes."""
         self.was_killed = True
         if self._process is not None:
-            # What is killed may have been writing.
+            # A killed process may have been writing.
             self.was_cut = self.was_cut or self.code is None or bool(self.rest)
             process_tree.kill_tree(self._process.pid, self._mark)
             self._orphans.kill(self._process.pid)
             self._process.wait()
             for copier in self._copiers:
-                copier.join(1.0)  # what escaped may hold the pipe for ever
+                copier.join(1.0)  # an escaped process may hold the pipe forever
 
     def has_open(self, paths: Iterable[str]) -> bool:
-        """Whether a process of the tree has one of the files open to write, or mapped; True if
-        the system does not tell."""
+        """Whether a process of the tree has one of the files open for writing, or mapped; True if
+        the system does not say."""
         if self._process is None or not Path("/proc/self/fd").is_dir():
             return True
         paths, wanted = list(paths), set[tuple[int, int]]()
@@ -144,12 +145,12 @@ class Child:
         return any(_writes(pid, wanted) or _maps(pid, names) for pid in pids)
 
     def reap(self) -> None:
-        """Forget what the command left behind and has ended since. Call it now and then."""
+        """Reap leftover processes of the command that have ended. Call it now and then."""
         if self._process is not None:
             self._orphans.reap(self._process.pid)
 
     def _others(self) -> set[int]:
-        """What the command started and is alive, in whatever session and environment."""
+        """Live processes that the command started, in any session and environment."""
         assert self._process is not None
         return ({*process_tree.marked(self._mark)} | self._orphans.alive()) - {self._process.pid}
 
@@ -160,24 +161,24 @@ class Child:
             os.write(self._wake, b"\0")
 
     def _pass_on(self, stream: IO[bytes], target: int) -> None:
-        """Bytes as they are: what they mean for a log is the supervisor's business."""
+        """Copy bytes unchanged: the supervisor interprets them for its log."""
         with stream:
             while said := os.read(stream.fileno(), 65536):
                 self.last_output_sec = time.monotonic()
                 if target == 2:
                     self._said = (self._said + said)[-_LAST_BYTES:]
                 view = memoryview(said)
-                with contextlib.suppress(OSError):  # the listener has gone: training continues
+                with contextlib.suppress(OSError):  # the reader has gone: training continues
                     while view:
                         view = view[os.write(target, view) :]
 
     @property
     def last_lines(self) -> list[str]:
-        """The end of stderr, of each progress bar its last state; empty if stderr is the
-        terminal's own."""
+        """The end of stderr, with the last state of each progress bar; empty if stderr is the
+        terminal."""
         lines = self._said.rstrip().split(b"\n")
         if len(self._said) == _LAST_BYTES:
-            lines = lines[1:] or lines  # the first may be cut off
+            lines = lines[1:] or lines  # the first may be incomplete
         return [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in lines]
 
 
@@ -197,7 +198,8 @@ def _writes(pid: int, wanted: set[tuple[int, int]]) -> bool:
 
 
 def _maps(pid: int, names: set[str]) -> bool:
-    """Whether a file is mapped to be written: that goes on after it is closed."""
+    """Whether a process has one of the files mapped for writing, which is possible after it was
+    closed."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What is run, and where: the words of a command, and what is put into them."""
+"""A command: its words, the values for their fields, and where it runs."""
 
 import os
 import re
@@ -17,42 +17,42 @@ from outlast.spec.file_kinds import Kinds
 
 @dataclass(frozen=True)
 class Command:
-    """What is run, and where."""
+    """A command and where it runs."""
 
     argv: tuple[str, ...] = ()
-    """The program and its arguments; empty if it is a shell line."""
+    """The program and its arguments; empty for a shell line."""
     line: str = ""
-    """A line for the shell."""
+    """A shell line."""
     home: Path | None = None
-    """This run's folder on this machine, for its checkpoint, its result and its files; no other
-    run has it. The path is the same in all attempts, because checkpoints often hold their own
-    path. None: in the supervisor's own folder."""
+    """This run's own folder on this machine, for its checkpoint, its result and its files. The path
+    is the same in all attempts, because checkpoints often contain their own path. None: a folder
+    inside the supervisor's."""
     source: Path | None = None
-    """A folder that is copied for the command to run in; None: an empty one, or ``cwd``."""
+    """A folder to copy, whose copy the command runs in; None: an empty folder, or ``cwd``."""
     folder: str = ""
-    """Below ``source``, where the command runs."""
+    """The folder below ``source`` in which the command runs."""
     cwd: Path | None = None
-    """Where it runs, without ``source``."""
+    """The working directory if there is no ``source``."""
     programs: Path | None = None
-    """A folder of programs that goes before the PATH: the command's own environment."""
+    """A folder to put first on the PATH: the command's own environment."""
     data: tuple[str, ...] = ()
-    """Local or gs:// paths. Of one, ``DATA_DIR`` and ``{data}`` are its local path; of several, a
-    folder with a link to each by its last name."""
+    """Local or gs:// paths. For one path, ``DATA_DIR`` and ``{data}`` are its local path; for
+    several, a folder with a link to each by its last name."""
     quiet_sec: float = QUIET_SEC
     kinds: Kinds = Kinds()
-    """What counts as a checkpoint, a log or a by-product."""
+    """Which files count as checkpoints, logs or by-products."""
     checkpoint_dir: str = ""
-    """A folder that is CHECKPOINT_DIR as it is, seen from where the command runs; empty for one of
-    the run's own."""
+    """The user's folder to use as CHECKPOINT_DIR, relative to the working directory; empty for a
+    folder of the run."""
     allow_no_output: bool = False
-    """Whether exit 0 is the end though nothing was saved."""
+    """Whether exit 0 completes the run even if nothing was saved."""
     result_gb_max: float = RESULT_GB_MAX
     rerun: int = 0
-    """A higher number trains the same again."""
+    """A higher number makes a new run of the same command."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What makes the run this run: the words, as they were written, and the data."""
+        """The values that identify the run: the words as written, and the data."""
         data = {"data": list(self.data)} if self.data else {}
         rerun = {"rerun": self.rerun} if self.rerun else {}
         return {"command": self.line or list(self.argv), **data, **rerun}
@@ -64,16 +64,16 @@ class Command:
 
     @property
     def words(self) -> CommandWords:
-        """What can be said of it by its words alone."""
+        """The words, for questions that they alone answer."""
         return CommandWords(self.text, self.data, self.kinds, self.checkpoint_dir)
 
     def check(self) -> None:
-        """CommandError if no machine can start it as it is written."""
+        """Raise CommandError if no machine can start it as written."""
         if why := self.words.refusal():
             raise CommandError(why)
 
     def check_program(self) -> None:
-        """CommandError if this machine has no such program."""
+        """Raise CommandError if this machine lacks the program."""
         if self.line:
             shell_of(self.line)
             return
@@ -93,7 +93,7 @@ class Command:
             raise CommandError(not_started(program, FileNotFoundError(), cwd))
 
     def filled(self, values: Mapping[str, str], checkpoint: Path) -> list[str]:
-        """The words with their fields filled in; braces that are none are left alone."""
+        """The words with their fields filled in; other braces stay unchanged."""
         if self.line:
             line = fields.fill_line(self.line, values, checkpoint, self.kinds)
             return [*shell_of(line), line]
@@ -101,26 +101,27 @@ class Command:
 
     @property
     def names_result(self) -> bool:
-        """Whether its words say where its result is kept."""
+        """Whether its words name the place of its result."""
         return "result" in self.words.fields or "RESULT_DIR" in self.text
 
     def lost_failures(self, folder: Path | None) -> Iterator[str]:
-        """As `CommandWords.lost_failures`; CommandError for a script whose failure nothing can
-        see."""
+        """Like `CommandWords.lost_failures`; CommandError for a script whose failure cannot be
+        detected."""
         if why := self.words.script_refusal(folder):
             raise CommandError(why)
         return self.words.lost_failures(folder)
 
 
 def _check_first_line(program: str, file: Path) -> None:
-    """CommandError for a text that the system cannot start, for want of what reads it."""
+    """Raise CommandError for a script that the system cannot start because its interpreter is
+    missing."""
     try:
         with file.open("rb") as opened:
             begin = opened.read(256)
     except OSError:
-        return  # a program that may be run and not read
+        return  # an executable without read permission
     if begin.startswith(b"#!"):
-        # As the system does it: a line end of Windows is part of the name.
+        # Like the system: a Windows line end is part of the name.
         line = begin[2:].partition(b"\n")[0].decode(errors="replace").strip(" \t")
         name = re.split("[ \t]", line)[0]
         if name.endswith("\r") and os.path.exists(name.removesuffix("\r")):
@@ -141,7 +142,7 @@ def _check_first_line(program: str, file: Path) -> None:
 
 
 def not_started(program: str, error: OSError, cwd: Path) -> str:
-    """Why a program did not start, as a sentence."""
+    """A sentence that says why a program did not start."""
     if not cwd.is_dir():
         return f"command {program!r}: its folder {cwd} does not exist"
     if isinstance(error, FileNotFoundError):

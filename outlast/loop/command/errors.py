@@ -1,4 +1,4 @@
-"""Why a command cannot be started, or is not done."""
+"""Errors of a command that cannot start or is not complete."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from outlast.loop.errors import LoopError
 
 
 class CommandError(LoopError):
-    """The command cannot be started as it is written; the message says what to change."""
+    """The command cannot start as written; the message says what to change."""
 
 
 class CommandFailed(LoopError):
@@ -23,8 +23,9 @@ class CommandFailed(LoopError):
 
 
 class NoOutput(LoopError):
-    """The command exited with 0 and left nothing that could be its result."""
+    """The command exited with 0 but left no possible result."""
 
 
 class ResultTooLarge(LoopError):
-    """What the command left in its working folder is too large to be kept by itself."""
+    """The files in the command's working folder are too large to become the result
+    automatically."""

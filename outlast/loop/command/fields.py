@@ -1,9 +1,9 @@
-"""The words in braces of a command, and what is put in their place.
+"""The fields in braces in a command's words, and their values.
 
 ``{checkpoint}``, ``{result}``, ``{data}`` and ``{output_uri}`` always have a value.
-``{latest:GLOB}`` is the newest file or folder of the checkpoint that matches; while there is none,
-its word goes, and the flag before it. ``{latest:GLOB:WORD}`` is WORD then. ``{resume:WORDS}`` is
-WORDS where there is a checkpoint's file, and nothing before.
+``{latest:GLOB}`` is the newest file or folder of the checkpoint that matches; while none matches,
+its word and the flag before it are dropped, or replaced by WORD with ``{latest:GLOB:WORD}``.
+``{resume:WORDS}`` is WORDS once there is a checkpoint file, and nothing before.
 """
 
 import re
@@ -21,7 +21,7 @@ from outlast.spec.globs import compiled
 def fill_words(
     words: Sequence[str], values: Mapping[str, str], checkpoint: Path, kinds: Kinds
 ) -> list[str]:
-    """The words of a program with their fields filled in; braces that are none stay."""
+    """The words of a program with their fields filled in; other braces stay."""
     filled: list[str] = []
     for word in words:
         is_dropped = False
@@ -30,7 +30,7 @@ def fill_words(
             if value is None:
                 is_dropped = True
                 if found[0] == word and filled and re.fullmatch(r"--?[A-Za-z][\w-]*", filled[-1]):
-                    filled.pop()  # the flag that it was the value of
+                    filled.pop()  # the flag with this value
                 break
             word = f"{word[: found.start()]}{value}{word[found.end() :]}"
             is_dropped = not word
@@ -40,7 +40,7 @@ def fill_words(
 
 
 def fill_line(line: str, values: Mapping[str, str], checkpoint: Path, kinds: Kinds) -> str:
-    """A line for the shell with its fields filled in: a path is one word, within quotes too."""
+    """A shell line with its fields filled in; a path stays one word, inside quotes too."""
     for found in reversed(list(CHANGING.finditer(line))):
         value = _value(found, checkpoint, kinds)
         if value is None:
@@ -55,8 +55,8 @@ def fill_line(line: str, values: Mapping[str, str], checkpoint: Path, kinds: Kin
 
 
 def newest(checkpoint: Path, text: str, kinds: Kinds) -> str | None:
-    """The newest file or folder of a checkpoint folder that matches the text of ``{latest:…}``;
-    every file that is a checkpoint's where it is empty."""
+    """The newest file or folder in a checkpoint folder that matches the glob of ``{latest:…}``; an
+    empty glob matches every checkpoint file."""
     listing = look(checkpoint, kinds).chosen()
     if not text:
         found = {name: seen.mtime_ns for name, seen in listing.state.items()}
@@ -65,7 +65,7 @@ def newest(checkpoint: Path, text: str, kinds: Kinds) -> str | None:
         entries = {name: seen.mtime_ns for name, seen in listing.files.items()}
         for folder in listing.folders:
             inside = [at for name, at in entries.items() if name.startswith(f"{folder}/")]
-            if inside:  # an empty one is none to resume from
+            if inside:  # cannot resume from an empty folder
                 entries = {**entries, folder: max(inside)}
         found = {
             name: at
@@ -79,7 +79,7 @@ def newest(checkpoint: Path, text: str, kinds: Kinds) -> str | None:
 
 
 def _is_inside_match(name: str, pattern: re.Pattern[str]) -> bool:
-    """Whether a folder on the way to it matches already."""
+    """Whether a parent folder already matches."""
     parts = name.split("/")
     return any(pattern.fullmatch("/".join(parts[:count])) for count in range(1, len(parts)))
 

@@ -1,7 +1,8 @@
-"""Files that may be written at any time and hold no checkpoint up: found by what they do.
+"""Finds files that may be written at any time and do not delay a checkpoint.
 
-A file to which lines are appended again and again is one: what it had is what it will begin with.
-SQLite's databases are the other kind: SQLite itself gives a copy between two transactions.
+One kind is a file to which lines are appended again and again, so that its old content stays its
+beginning. The other is a SQLite database, of which SQLite itself makes a copy between two
+transactions.
 """
 
 import contextlib
@@ -11,10 +12,10 @@ from pathlib import Path
 from outlast.loop.command.listing import Flow, Listing, Seen
 
 GROWTHS = 3
-"""So many times lines must have been appended, and over at least the quiet time."""
+"""Number of times that lines must have been appended, over at least the quiet time."""
 TEXT_FACTOR = 6
-"""So many times the quiet time for text whose lines are cut, as a buffer writes it in blocks: it
-could be a model in a text, which takes long to write."""
+"""Multiple of the quiet time for text with incomplete lines, as a buffer writes it in blocks: it
+could be a model in text form, which takes long to write."""
 
 _LINE_ENDS = (b"\n", b"\r")
 _TAIL_BYTES = 4096
@@ -26,16 +27,16 @@ _DATABASE_HEADER = b"SQLite format 3\0"
 class _Growth:
     seen: Seen
     tail: bytes
-    """The last bytes of the file, as it was then."""
+    """The last bytes of the file at that time."""
     since_sec: float
     times: int = 0
     lines_since_sec: float = 0.0
     lines: int = 0
-    """So many times in a row, since then, whole lines were appended."""
+    """Number of times in a row since then that whole lines were appended."""
 
 
 class FlowWatch:
-    """Looks at each listing of a folder, and says which of its files flow."""
+    """Finds the flowing files of a folder from its listings."""
 
     def __init__(self, root: Path, quiet_sec: float) -> None:
         self._root = root
@@ -45,7 +46,7 @@ class FlowWatch:
         self._growing: set[str] = set()
 
     def observe(self, now_sec: float, listing: Listing) -> Flow:
-        """The files that flow, after one more look."""
+        """The flowing files after one more listing."""
         state = listing.state
         self._growths = {name: found for name, found in self._growths.items() if name in state}
         self._growing &= state.keys()
@@ -86,7 +87,7 @@ class FlowWatch:
             self._growing.add(name)
 
     def _only_grew(self, name: str, known: _Growth, seen: Seen, tail: bytes) -> bool:
-        """Whether text with line breaks was appended and what was there is there still."""
+        """Whether text with line breaks was appended and the old content is unchanged."""
         if seen.inode != known.seen.inode or seen.size <= known.seen.size:
             return False
         if b"\0" in tail or not any(end in tail for end in _LINE_ENDS):
@@ -94,8 +95,8 @@ class FlowWatch:
         return self._read(name, known.seen.size - len(known.tail), len(known.tail)) == known.tail
 
     def _adds_lines(self, name: str, known: _Growth, tail: bytes) -> bool:
-        """Whether whole lines were appended, or a state of a progress bar, which begins with a
-        carriage return."""
+        """Whether whole lines were appended, or the next state of a progress bar, which begins with
+        a carriage return."""
         if self._read(name, known.seen.size, 1) == b"\r":
             return True
         return known.tail.endswith(b"\n") and tail.endswith(b"\n")

@@ -1,13 +1,13 @@
-"""Copies of a command's checkpoint folder, and what brings one back.
+"""Copies a command's checkpoint folder, and restores it from a copy.
 
-A snapshot of it is a folder with the files under ``files/`` and, in ``command.json``, what an
-object store does not keep: modes, times, links, empty folders, and the names of the files in
-``odd/``, which no object can have. Nothing in here is read but names, sizes and bytes: what they
-mean is the command's own business.
+A snapshot is a folder with the files under ``files/``. Its ``command.json`` has what an object
+store does not keep: modes, times, links, empty folders, and the names of the files in ``odd/``,
+which no object can have. This module looks only at names, sizes and bytes and never interprets the
+contents.
 
-A copy is of one moment or it is none: the folder is listed before and after, and a file that came,
-went or changed in between makes it Changed. Logs, by-products and files that only grow are kept as
-far as they go.
+A copy is a copy of one moment: the folder is listed before and after, and Changed is raised if a
+file appeared, disappeared or changed in between. Logs, by-products and files that only grow are
+copied up to their current end.
 """
 
 import contextlib
@@ -30,19 +30,19 @@ from outlast.loop.errors import LoopError
 from outlast.spec.file_kinds import DEFAULT, Kind, Kinds
 
 SETTLED_NS = 1_000_000_000
-"""A file that had been left alone for so long when it was copied has its own change time
-with every later write, however coarse the file system's clock is."""
+"""If a file had been unchanged for this long when it was copied, every later write gives it another
+change time, however coarse the file system's clock is."""
 
 NAME_BYTES_MAX = 700
-"""Of a file's path; with the run's own prefix it stays below what an object's name may have."""
+"""Longest path of a file; with the run's prefix it stays below the limit for object names."""
 
 LOG_TRIES = 3
-"""A log that is written from its beginning while it is copied is copied again so many times."""
+"""Number of copies to try of a log that is rewritten from its beginning meanwhile."""
 
 _CHUNK_BYTES = 64 << 20
 _COMPARED_BYTES = 1 << 20
 _DATABASE_BYTES = 256 << 20
-"""A larger database is copied in pieces, so that its writer can go on."""
+"""A larger database is copied in pieces, so that its writer can continue."""
 
 
 class Changed(LoopError):
@@ -50,7 +50,7 @@ class Changed(LoopError):
 
 
 class NoRoom(LoopError):
-    """The snapshot does not fit beside those that are on their way."""
+    """The snapshot does not fit beside those that are still being committed."""
 
 
 @dataclass(frozen=True)
@@ -59,24 +59,24 @@ class Taken:
 
     folder: Path
     listing: Listing
-    """Of the folder it was made of, as it was then."""
+    """The listing of the folder at the time of the copy."""
     copied: int
-    """Bytes that had to be copied: what is unchanged since the copy before is linked."""
+    """Bytes that had to be copied; files that are unchanged since the previous copy are linked."""
     cost_sec: float
     links_left: tuple[str, ...] = ()
     """Links that lead out of the folder, which are not kept."""
 
 
 Accept = Callable[[Listing, Listing], bool]
-"""Of the listings before and after a copy, whether it is of one moment nevertheless."""
+"""Whether a copy is of one moment although the listings before and after it differ."""
 
 
 class Copier:
-    """Makes snapshots of ``root`` in the first folder of ``scratch`` that has the room, and puts
-    one back.
+    """Makes snapshots of ``root`` in the first folder of ``scratch`` with enough room, and restores
+    one.
 
-    It keeps a link to each file of its last copy, under its own name beside it, for files
-    that are unchanged the next time. Never to the command's own files: they may be written over.
+    It keeps a hard link to each file of its last copy, for files that are unchanged the next time.
+    It never links the command's own files, because they may be overwritten.
     """
 
     def __init__(self, root: Path, scratch: Sequence[Path], kinds: Kinds = DEFAULT) -> None:
@@ -85,7 +85,7 @@ class Copier:
         self._folders = list(scratch)
         self._place = self._folders[0]
         for place in self._folders:
-            for left in place.glob("tmp-kept*"):  # of an attempt before
+            for left in place.glob("tmp-kept*"):  # from an earlier attempt
                 shutil.rmtree(left, ignore_errors=True)
         self._keep = self._place / "tmp-kept"
         self._kept: dict[str, tuple[Seen, Path]] = {}
@@ -103,11 +103,11 @@ class Copier:
         notes: Notes | None = None,
         accept: Accept = lambda before, after: False,
     ) -> Taken:
-        """Copy what belongs to a snapshot into a new folder ``name``; all, or what is in
-        ``folders``, and nothing of ``without``.
+        """Copy the files of a snapshot into a new folder ``name``: all files, or those in
+        ``folders``, except those in ``without``.
 
-        ``before`` is a listing that the folder must still be equal to afterwards, as far as it
-        does not flow, unless ``accept`` says that the change is of a later save. Raises Changed,
+        ``before`` is a listing that the folder must still equal after the copy, apart from flowing
+        files, unless ``accept`` says that the change belongs to a later save. Raises Changed,
         NoRoom, OSError.
         """
         begun_sec, begun_ns = time.monotonic(), time.time_ns()
@@ -150,15 +150,15 @@ class Copier:
         return Taken(folder, before, needed, time.monotonic() - begun_sec, left)
 
     def put_back(self, snapshot: Path) -> Notes:
-        """Fill the empty folder from a verified snapshot; what was noted with it.
+        """Fill the empty folder from a verified snapshot; return the snapshot's notes.
 
-        The snapshot's files are moved where that is possible: it is read only once. DoesNotFit
-        if it is none of a command, or if it would write outside the folder.
+        The snapshot's files are moved if possible, because it is read only once. DoesNotFit if it
+        is not a command's snapshot, or if it would write outside the folder.
         """
         return put_back(snapshot, self._root)
 
     def _linked(self, chosen: Listing, flow: Flow) -> dict[str, Path]:
-        """The copies that are there already: of files that are the same as they were then."""
+        """The existing copies of files that have not changed since."""
         return {
             file: kept[1]
             for file, seen in chosen.files.items()
@@ -168,8 +168,9 @@ class Copier:
         }
 
     def _move_to_room(self, chosen: Listing) -> None:
-        """Stay where there is room for twice as much, else go where there is, else where it fits:
-        the first place is memory, and the command needs some."""
+        """Choose the folder for the copy: the current one if it has room for twice the size, else
+        another that has, else the first in which it fits. Twice, because the first folder is in
+        memory and the command needs some."""
         needed = _size(chosen, without=self._linked(chosen, NO_FLOW))
         whole = _size(chosen)
         free = {place: scratch_space.room(place) for place in self._folders}
@@ -185,7 +186,7 @@ class Copier:
             self._place, self._kept = fits[0], {}
 
     def _copy(self, name: str, seen: Seen, target: Path, flow: Flow) -> bool:
-        """Copy one file; False if a by-product could not be, which is not a reason to wait."""
+        """Copy one file; False if a by-product could not be copied, which is no reason to wait."""
         kind = self._kinds.of(name)
         if name in flow.databases:
             _copy_database(self._root / name, target)
@@ -201,7 +202,7 @@ class Copier:
             if kind is not Kind.CHECKPOINT:
                 return False
             raise Changed(f"{name} was removed while it was copied") from None
-        # One that was replaced meanwhile is whole still: only its change time is another.
+        # A file that was replaced meanwhile is still whole; only its change time differs.
         replaced = found.st_nlink == 0 and seen_of(found).version == seen.version
         if (seen_of(found) == seen or replaced) and target.stat().st_size == seen.size:
             return True
@@ -211,7 +212,7 @@ class Copier:
         raise Changed(f"{name} changed while it was copied")
 
     def _copy_growing(self, name: str, size: int, target: Path) -> bool:
-        """Copy a log as far as it goes; False if it is written from its beginning each time."""
+        """Copy a log up to its current end; False if it was rewritten during each try."""
         for _ in range(LOG_TRIES):
             with (self._root / name).open("rb") as source, target.open("wb") as copy:
                 before = seen_of(os.fstat(source.fileno()))
@@ -226,7 +227,7 @@ class Copier:
     def _remember(
         self, copies: Mapping[str, Path], chosen: Listing, flow: Flow, begun_ns: int
     ) -> None:
-        """Links to this copy's files, for those that will be the same the next time."""
+        """Keep links to this copy's files, for those that will be unchanged the next time."""
         self._count += 1
         keep = self._place / f"tmp-kept-{self._count}"
         kept: dict[str, tuple[Seen, Path]] = {}
@@ -254,7 +255,7 @@ class Copier:
         modes = {name: stat.S_IMODE(seen.mode) for name, seen in chosen.files.items()}
         folders: dict[str, tuple[int, int, int]] = {}
         for name in chosen.folders:
-            with contextlib.suppress(FileNotFoundError):  # one of by-products, gone meanwhile
+            with contextlib.suppress(FileNotFoundError):  # a by-products folder, deleted meanwhile
                 seen = os.stat(self._root / name)
                 folders[name] = (seen.st_mtime_ns, seen.st_ctime_ns, stat.S_IMODE(seen.st_mode))
         entries = Entries(
@@ -268,7 +269,7 @@ class Copier:
 
 
 def _links_inside(root: Path, links: Mapping[str, str]) -> dict[str, str]:
-    """The links that lead into the folder, as they do wherever it lies."""
+    """The links that lead into the folder, as relative paths that are valid anywhere."""
     found = {}
     tops = {os.path.abspath(root), os.path.realpath(root)}
     real = Path(os.path.realpath(root))
@@ -285,8 +286,8 @@ def _links_inside(root: Path, links: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_plain(name: str) -> bool:
-    """Whether an object can have the name of this file: a backslash, a line break or bytes that
-    are no UTF-8 cannot be in one."""
+    """Whether an object can have this file's name, which must not contain a backslash, a line break
+    or bytes that are not UTF-8."""
     try:
         encoded = name.encode()
     except UnicodeEncodeError:
@@ -304,7 +305,7 @@ def starts_with(file: Path, copy: Path) -> bool:
 
 
 def _odd_names(chosen: Listing) -> dict[str, str]:
-    """The numbers under which files are kept whose names no object can have."""
+    """Numbers in place of the file names that no object can have."""
     odd = sorted((name for name in chosen.files if not is_plain(name)), key=os.fsencode)
     return {name: f"{number:06d}" for number, name in enumerate(odd)}
 
@@ -319,7 +320,7 @@ def _size(chosen: Listing, without: Container[str] = ()) -> int:
 
 
 def _copy_database(source: Path, target: Path) -> None:
-    """A copy of one moment, while others read and write; Changed where they leave no room."""
+    """Copy a database as of one moment while others use it; Changed if SQLite cannot."""
     pages = -1 if source.stat().st_size < _DATABASE_BYTES else 4096
     address = f"file:{quote(os.fsencode(source))}?mode=rw"
     try:
@@ -333,7 +334,7 @@ def _copy_database(source: Path, target: Path) -> None:
 
 
 def _copy_bytes(source: Any, copy: Any, limit: int | None = None) -> None:
-    """All bytes, or the first ``limit``; inside the kernel, and as a clone where it makes them."""
+    """Copy all bytes, or the first ``limit``, inside the kernel; it may make a clone."""
     left = limit
     try:
         while left is None or left > 0:
@@ -343,7 +344,7 @@ def _copy_bytes(source: Any, copy: Any, limit: int | None = None) -> None:
                 return
             left = None if left is None else left - done
     except (OSError, AttributeError) as error:
-        # Not between these file systems, or not on this system; a full disk is said again below.
+        # Not supported here, or between these file systems; a full disk fails again below.
         if os.lseek(copy.fileno(), 0, os.SEEK_CUR):
             raise OSError(getattr(error, "errno", None) or 0, f"copying: {error}") from error
         while left is None or left > 0:

@@ -9,7 +9,7 @@ from outlast.loop.command.errors import CommandError
 
 
 class Folders:
-    """Where everything of a command is. ``data`` is known once that was found."""
+    """The paths of one attempt. ``data`` is set once the data was found."""
 
     data: Path
 
@@ -25,7 +25,7 @@ class Folders:
 
 
 def check_checkpoint_dir(command: Command, run_dir: Path) -> None:
-    """CommandError for a checkpoint folder that cannot be one on this machine."""
+    """Raise CommandError for a checkpoint folder that this machine cannot use."""
     if not command.checkpoint_dir or command.cwd is None:
         return
     place = Path(os.path.realpath(command.cwd / command.checkpoint_dir))
@@ -44,8 +44,8 @@ def check_checkpoint_dir(command: Command, run_dir: Path) -> None:
 
 
 def copy_source(source: Path, target: Path) -> None:
-    """The command's own files, writable; what begins with ``#!`` is a program, because a bundle
-    keeps no modes."""
+    """Copy the command's own files, writable. A file that begins with ``#!`` becomes executable,
+    because a bundle does not keep modes."""
     shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
     for copy in target.rglob("*"):
         if copy.is_file() and not copy.is_symlink():

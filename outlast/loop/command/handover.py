@@ -1,4 +1,4 @@
-"""From a copy to the supervisor: one snapshot in flight, and the newest of those that wait."""
+"""Hands snapshots to the supervisor: one in flight, and only the newest of those waiting."""
 
 import shutil
 import time
@@ -18,7 +18,7 @@ class _Waiting:
 
 
 class Handover:
-    """Hands snapshots over, at most one at a time; a newer one replaces one that still waits."""
+    """Hands over snapshots one at a time; a newer one replaces one that still waits."""
 
     def __init__(self, session: Session, every_sec: float) -> None:
         self._session = session
@@ -29,20 +29,20 @@ class Handover:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a snapshot is not the supervisor's yet."""
+        """Whether a snapshot still waits to be handed over."""
         return self._waiting is not None
 
     def is_due(self, now_sec: float) -> bool:
-        """Whether the least time between two checkpoints is over."""
+        """Whether the minimum time between two checkpoints has passed."""
         return now_sec - self._offered_at_sec >= self._every_sec
 
     def put(self, identifier: str, taken: Taken, step: int) -> None:
-        """The newest snapshot."""
+        """Add the newest snapshot."""
         self.drop()
         self._waiting = _Waiting(taken, Snapshot(identifier, str(taken.folder), step, [], 0))
 
     def drop(self) -> None:
-        """Give up what waits."""
+        """Discard the waiting snapshot."""
         if self._waiting is not None:
             shutil.rmtree(self._waiting.taken.folder, ignore_errors=True)
             self._waiting = None
@@ -61,7 +61,7 @@ class Handover:
             self._retry_at_sec = now_sec + BUSY_RETRY_SEC
 
     def finish(self, step: int, deadline_sec: float) -> bool:
-        """Whether nothing waits any more, at the latest by the deadline."""
+        """Hand over what waits, until the deadline; whether all of it was handed over."""
         while self._waiting is not None and time.monotonic() < deadline_sec:
             if self._session.offer(self._waiting.message):
                 self._waiting = None

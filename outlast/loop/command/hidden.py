@@ -1,10 +1,10 @@
-"""Failures that a bash script of the command ignores: it goes on after its training crashed, and
-ends with 0.
+"""Finds failures that a bash script of the command ignores: its training crashes, but the script
+continues and ends with 0.
 
-Each bash that runs a script of the working folder first reads a file of ours (BASH_ENV), which
-notes commands that fail if nothing in the script asks for that (bash's ERR trap). A training
-among these makes the script's exit code 0 worthless. The shell's other behaviour stays as it is,
-but for a script that pipes a training into another program: it runs with pipefail.
+Each bash that runs a script of the working folder first reads our file (BASH_ENV), which notes
+commands whose failure the script does not handle (bash's ERR trap). If one of them is a training,
+the script's exit code 0 means nothing. The shell otherwise behaves as usual, except that a script
+that pipes a training into another program runs with pipefail.
 """
 
 import re
@@ -16,7 +16,7 @@ from pathlib import Path
 from outlast.spec.command_words import losing_lines
 
 _WRITTEN_MAX = 1 << 20
-"""Bytes of notes that are read."""
+"""The most bytes of notes to read."""
 _SIGPIPE = 141
 _BEFORE = (
     r"(?:\(\s*|[A-Za-z_]\w*=\S*\s+"
@@ -26,7 +26,7 @@ _TRAINS = re.compile(
     rf"{_BEFORE}(?:[\w./~+${{}}\"-]*(?:python[\d.]*|torchrun|accelerate|deepspeed|mpirun)"
     r"|uv run|poetry run|wait|\S+\.py|\"?\$\{?PYTHON\w*\}?\"?)(?=\s|$)"
 )
-"""What starts a training, or waits for one, at the beginning of a command."""
+"""The beginning of a command that starts a training or waits for one."""
 _SCRIPT = """\
 if [ -r "${OUTLAST_OLD_BASH_ENV-}" ]; then . "$OUTLAST_OLD_BASH_ENV"; fi
 if [ -z "${BASH_EXECUTION_STRING+x}" ]; then case "$0" in %(scripts)s)
@@ -62,8 +62,7 @@ class Failure:
 
 
 class Hidden:
-    """Notes of one command's bash scripts, in ``folder``, which is ours; the command works in
-    ``cwd``."""
+    """Notes on one command's bash scripts, in our own ``folder``; the command runs in ``cwd``."""
 
     def __init__(self, folder: Path, cwd: Path) -> None:
         self._file = folder / "bash-env"
@@ -71,14 +70,14 @@ class Hidden:
         self._cwd = cwd
 
     def environment(self, scripts: Iterable[tuple[str, str]], old: str) -> Mapping[str, str]:
-        """Variables for the command; ``scripts`` are those that its words name, with their texts,
-        ``old`` is the BASH_ENV that it would have."""
+        """Environment variables for the command. ``scripts`` are those that its words name, with
+        their texts; ``old`` is the BASH_ENV that it would have otherwise."""
         piped = [name for name, text in scripts if losing_lines(name, text)]
         names = [shlex.quote(name) for name in piped] + [f"*/{shlex.quote(n)}" for n in piped]
         self._file.write_text(
             _SCRIPT
             % {
-                # By a path within the working folder; wrappers of pyenv and the like are not.
+                # Only scripts inside the working folder, which leaves out wrappers such as pyenv's.
                 "scripts": f"[!/]*|{shlex.quote(str(self._cwd))}/*",
                 "piped": "|".join(names) or "''",
                 "notes": shlex.quote(str(self._notes)),
@@ -87,8 +86,8 @@ class Hidden:
         return {"BASH_ENV": str(self._file), **({"OUTLAST_OLD_BASH_ENV": old} if old else {})}
 
     def found(self, pid: int) -> Failure | None:
-        """The last training that failed unnoticed in a script that ended with 0, as the command
-        ``pid`` did."""
+        """The last training that failed unnoticed in a script that ended with 0, like the command
+        ``pid``."""
         try:
             with self._notes.open("rb") as file:
                 data = file.read(_WRITTEN_MAX)
@@ -111,7 +110,7 @@ class Hidden:
             text = (self._cwd / script).read_text(errors="replace")
         except (OSError, ValueError):
             return None
-        if not codes or not line.isdigit() or "$?" in text:  # it asks for exit codes itself
+        if not codes or not line.isdigit() or "$?" in text:  # it checks exit codes itself
             return None
         shown = " ".join(command.split())[:500]
         if len(codes) == 1:

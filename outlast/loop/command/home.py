@@ -1,6 +1,6 @@
-"""The folder of a command's life on this machine: ``live`` in a run's folder, or a VM's own.
+"""The folder for a command's files on this machine: ``live`` in a run's folder, or one of the VM.
 
-It is emptied before each attempt, so that it must be a folder of this user, and no link.
+It is emptied before each attempt, so it must be this user's folder and not a link.
 """
 
 import contextlib
@@ -16,13 +16,14 @@ from outlast.loop.command.errors import CommandError
 
 @contextlib.contextmanager
 def held(home: Path) -> Iterator[None]:
-    """The folder for this process alone: one that was fenced needs a moment to end."""
+    """A context in which only this process uses the folder; it waits for a fenced process to
+    end."""
     while True:
         folder = _opened(home)
         try:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(folder, fcntl.LOCK_EX)
-            # The other may have removed it when it ended.
+            # The previous process may have removed it when it ended.
             if home.exists() and os.path.samestat(os.fstat(folder), os.stat(home)):
                 yield
                 return
@@ -31,8 +32,8 @@ def held(home: Path) -> Iterator[None]:
 
 
 def _opened(home: Path) -> int:
-    """The open folder, made if it is not there; CommandError for a link or another user's: what
-    is in it is removed."""
+    """Open the folder, and make it if it is absent. CommandError for a link or another user's
+    folder, because its contents are removed."""
     try:
         home.mkdir(parents=True, exist_ok=True)
         held = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -50,7 +51,7 @@ def _opened(home: Path) -> int:
 
 
 def remove_home(home: Path) -> None:
-    """Remove what a command's life on this machine left, unless another process works there."""
+    """Remove the folder unless another process works in it."""
     with contextlib.suppress(OSError):
         held = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -61,7 +62,7 @@ def remove_home(home: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """What an attempt before has left; a command may have put a link in its place."""
+    """Remove what an earlier attempt left; a command may have put a link in its place."""
     if folder.is_symlink() or folder.is_file():
         folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)

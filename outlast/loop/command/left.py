@@ -1,7 +1,7 @@
-"""What a command leaves running when it exits with 0: idle, or still at work.
+"""Whether the processes that a command leaves running when it exits with 0 are idle or at work.
 
-A script whose last line starts its training in the background ends at once. What it leaves behind
-is ended with the command, so its files must not become a result as if it had come to its end.
+A script whose last line starts its training in the background ends at once. The remaining processes
+are ended with the command, so their files must not become a result as if the training had finished.
 """
 
 import contextlib
@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 BUSY_SHARE = 0.5
-"""A process that computes, or waits for a disk, at so many of the looks is at work."""
+"""Share of the looks at which a process computes or waits for a disk that makes it at work."""
 LOOKS_MIN = 5
 _NAME_LENGTH_MAX = 80
 
 
 class Left:
-    """Looks at the processes again and again, and says which are at work."""
+    """Samples the processes again and again to find those at work."""
 
     def __init__(self) -> None:
         self._looks: dict[int, int] = {}
@@ -23,15 +23,15 @@ class Left:
         self._names: dict[int, str] = {}
 
     def look(self, pids: Iterable[int]) -> None:
-        """One more look."""
+        """Take one more sample."""
         for pid in pids:
             self._looks[pid] = self._looks.get(pid, 0) + 1
             self._busy[pid] = self._busy.get(pid, 0) + _is_busy(pid)
             self._names.setdefault(pid, _name_of(pid))
 
     def at_work(self, alive: Iterable[int], *, saves: bool) -> str | None:
-        """A text that names those of the ``alive`` that are at work; None if none is.
-        ``saves``: files of the command have changed since its exit."""
+        """A text that names those of the ``alive`` processes that are at work; None if there are
+        none. ``saves``: files of the command have changed since its exit."""
         alive = sorted(pid for pid in alive if pid in self._looks)
         busy = [pid for pid in alive if self._is_busy(pid)]
         found = busy or (alive if saves else [])

@@ -1,4 +1,4 @@
-"""A command's checkpoint folder at one moment: names, sizes and times, nothing of the contents."""
+"""A command's checkpoint folder at one moment: names, sizes and times, without the contents."""
 
 import contextlib
 import os
@@ -9,15 +9,15 @@ from pathlib import Path, PurePosixPath
 from outlast.spec.file_kinds import DEFAULT, Kind, Kinds
 
 COMPLETE = "COMPLETE"
-"""A file of this name says that the folder it is in is complete; it is written last."""
+"""Name of the file, written last, that marks its folder as complete."""
 
 COMPANIONS = ("-journal", "-wal", "-shm")
-"""What SQLite keeps beside a database while it is written."""
+"""Suffixes of the files that SQLite keeps beside a database while it is written."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What tells one state of a file from another, without reading it."""
+    """The properties that distinguish two states of a file without reading it."""
 
     size: int
     mtime_ns: int
@@ -29,25 +29,25 @@ class Seen:
 
     @property
     def version(self) -> tuple[int, int, int]:
-        """Equal for two looks between which the file was not written."""
+        """A value that stays equal while the file is not written."""
         return self.size, self.mtime_ns, self.inode
 
 
 @dataclass(frozen=True)
 class Flow:
-    """Files of a checkpoint that hold nothing up, whenever they are written."""
+    """Files of a checkpoint that may be written at any time without delaying it."""
 
     growing: frozenset[str] = frozenset()
-    """Lines are appended to them: kept as far as they go."""
+    """Files to which lines are appended; copied up to their current end."""
     databases: frozenset[str] = frozenset()
-    """SQLite's: copied between two transactions."""
+    """SQLite databases; copied between two transactions."""
 
     def holds(self, name: str) -> bool:
-        """Whether the file is one of them, or part of one."""
+        """Whether the file is one of them or a part of one."""
         return name in self.growing or name in self.databases or self.is_companion(name)
 
     def is_companion(self, name: str) -> bool:
-        """Whether the file belongs to a database, whose copy does not need it."""
+        """Whether the file belongs to a database but is not needed in its copy."""
         return any(
             name.endswith(end) and name.removesuffix(end) in self.databases for end in COMPANIONS
         )
@@ -67,16 +67,16 @@ class Listing:
 
     @property
     def stamp(self) -> object:
-        """Equal for two listings between which nothing happened that matters."""
+        """A value that stays equal while nothing relevant changes."""
         return self.stamp_of(NO_FLOW)
 
     def stamp_of(self, flow: Flow) -> object:
-        """The stamp without the files that hold nothing up."""
+        """The stamp without the flowing files."""
         return self._stamp_of(flow, lambda seen: seen.version)
 
     def touched_of(self, flow: Flow) -> object:
-        """The same with the files' change times: a file may be written and its old time be set
-        again. A rename, a link and a new mode change them as well."""
+        """The same with the files' change times, because a file may be written and get its old
+        mtime back. A rename, a link and a new mode change them too."""
         return self._stamp_of(flow, lambda seen: (seen.version, seen.ctime_ns))
 
     def _stamp_of(self, flow: Flow, state: Callable[[Seen], object]) -> object:
@@ -95,7 +95,7 @@ class Listing:
 
     @property
     def state(self) -> dict[str, Seen]:
-        """The files that make a checkpoint."""
+        """The checkpoint files."""
         return {
             name: seen
             for name, seen in self.files.items()
@@ -103,8 +103,8 @@ class Listing:
         }
 
     def chosen(self, folders: Iterable[str] | None = None) -> "Listing":
-        """What belongs to a snapshot: no temporary names and, where ``folders`` are given,
-        nothing outside them (``.`` is everything); files may be named, too."""
+        """The entries that belong to a snapshot: no temporary names and, if ``folders`` are given,
+        only entries in them (``.`` is everything). ``folders`` may also name files."""
         roots = None if folders is None else set(folders)
 
         def belongs(name: str) -> bool:
@@ -124,7 +124,7 @@ class Listing:
         )
 
     def without(self, names: Container[str]) -> "Listing":
-        """The same less these files and folders."""
+        """The listing without these files and folders."""
         return Listing(
             {name: seen for name, seen in self.files.items() if name not in names},
             {name: target for name, target in self.links.items() if name not in names},
@@ -133,7 +133,8 @@ class Listing:
         )
 
     def complete_folders(self) -> dict[str, Seen]:
-        """Folders that hold a COMPLETE file no other file in them is newer than, with it."""
+        """Folders whose COMPLETE file is at least as new as all their other files apart from logs
+        and by-products, with that file."""
         marks: dict[str, Seen] = {}
         for name, seen in self.files.items():
             path = PurePosixPath(name)
@@ -156,7 +157,7 @@ class Listing:
 
 
 def look(root: Path, kinds: Kinds = DEFAULT) -> Listing:
-    """The folder now. What vanishes meanwhile was not there; sockets and devices never are."""
+    """List the folder now, without files that vanish meanwhile and without sockets and devices."""
     files: dict[str, Seen] = {}
     links: dict[str, str] = {}
     folders: set[str] = set()
@@ -181,7 +182,7 @@ def look(root: Path, kinds: Kinds = DEFAULT) -> Listing:
 
 
 def seen_of(found: os.stat_result) -> Seen:
-    """A file's state, of what the system says about it."""
+    """A file's state from its ``stat``."""
     return Seen(
         found.st_size,
         found.st_mtime_ns,
@@ -200,15 +201,15 @@ def _above(name: str) -> Iterable[str]:
 
 
 class Stillness:
-    """Since when the folder is as it is, by this machine's own looking."""
+    """Measures how long the folder has been unchanged, by this machine's clock."""
 
     def __init__(self, now_sec: float, listing: Listing) -> None:
         self._stamp = listing.touched_of(NO_FLOW)
         self._since_sec = now_sec
 
     def still_sec(self, now_sec: float, listing: Listing, flow: Flow = NO_FLOW) -> float:
-        """How long nothing has changed that holds a checkpoint up, temporary files included: one
-        that grows is a save that is not over."""
+        """Seconds since the last change that delays a checkpoint. Temporary files count, because
+        one that grows is an unfinished save."""
         stamp = listing.touched_of(flow)
         if stamp != self._stamp:
             self._stamp, self._since_sec = stamp, now_sec

@@ -1,8 +1,8 @@
-"""``outlast mark [DIR]``: what a command says when a checkpoint is complete.
+"""``outlast mark [DIR]``, with which a command reports that a checkpoint is complete.
 
-A program of one file that needs no package: the runner puts it on the command's PATH under the
-name ``outlast``. It returns once the checkpoint has been copied, so that the command may go on
-writing and deleting at once.
+A program in one file without dependencies, which the runner puts on the command's PATH as
+``outlast``. It returns once the checkpoint has been copied, so that the command may write and
+delete files again.
 
 Exit codes: 0 copied, 64 bad usage, 1 it could not be copied; the sentence is on stderr.
 """
@@ -23,7 +23,7 @@ BAD_USAGE = 64
 
 
 def main(argv: list[str]) -> int:
-    """``argv`` begins with ``mark``."""
+    """Run the program; ``argv`` begins with ``mark``."""
     if argv[:1] != ["mark"] or len(argv) > 2 or (len(argv) == 2 and argv[1].startswith("-")):
         asked = argv[:1] == ["mark"] and argv[1:] in (["-h"], ["--help"])
         _write(sys.stdout if asked else sys.stderr, USAGE)
@@ -34,7 +34,8 @@ def main(argv: list[str]) -> int:
     folder = os.path.abspath(argv[1]) if len(argv) == 2 else ""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            # The name alone: a socket's path has room for about 100 bytes, TMPDIR may have more.
+            # Use the name alone: a socket's path has at most about 100 bytes, and TMPDIR may be
+            # longer.
             os.chdir(os.path.dirname(address))
             connection.connect(os.path.basename(address))
             connection.sendall(json.dumps({"folder": folder}).encode() + b"\n")
@@ -55,7 +56,7 @@ def _refuse(sentence: str, code: int = BAD_USAGE) -> int:
 
 
 def _write(stream: TextIO | None, text: str) -> None:
-    """The exit code says it too where the stream is closed."""
+    """Print the text, if the stream is open; the exit code says the same."""
     with contextlib.suppress(OSError, ValueError):
         if stream is not None:
             stream.write(text)

@@ -17,14 +17,14 @@ from outlast.loop.command import mark
 READ_SEC = 5.0
 
 Answer = Callable[[str], dict[str, object]]
-"""From the folder that was named, absolute or empty, to what the program gets."""
+"""Maps the named folder (absolute, or empty) to the answer that the program gets."""
 
 
 class Marks:
-    """Where a command's marks arrive. Single-threaded: ``serve`` answers who is waiting."""
+    """Receives a command's marks. Single-threaded: ``serve`` answers the waiting connections."""
 
     def __init__(self) -> None:
-        # Not in the run's folder: some file systems have no sockets.
+        # Not in the run's folder, because some file systems have no sockets.
         self.folder = Path(tempfile.mkdtemp(prefix="outlast-"))
         self.path = self.folder / "marks.sock"
         self.programs = self.folder / "bin"
@@ -40,8 +40,9 @@ class Marks:
             raise
 
     def _write_program(self) -> None:
-        """``outlast``: this very interpreter on one file, whatever the command's own Python is;
-        what is not a mark is left to a command line that may be installed further down the PATH."""
+        """Write the program ``outlast``, which runs one file with this interpreter, whatever the
+        command's own Python is. It leaves other subcommands to an ``outlast`` further down the
+        PATH."""
         python, file = shlex.quote(sys.executable), shlex.quote(os.path.abspath(mark.__file__))
         own = shlex.quote(str(self.programs))
         self.programs.mkdir()
@@ -58,7 +59,7 @@ class Marks:
         return self._socket.fileno()
 
     def serve(self, answer: Answer) -> None:
-        """Answer everybody who has connected."""
+        """Answer all waiting connections."""
         while True:
             try:
                 connection, _ = self._socket.accept()

@@ -1,8 +1,8 @@
-"""``command.json`` of a snapshot: what an object store does not keep of a checkpoint folder.
+"""``command.json`` of a snapshot: the properties of a checkpoint folder that an object store loses.
 
-Anyone who can write the bucket chooses it, so all of it is checked before any is used: names
-stay inside the folder, a link leads to a place inside, modes give nothing to other users, and no
-name is both a link and a folder of another.
+Anyone who can write to the bucket controls it, so all of it is checked before any of it is used:
+names and links stay inside the folder, modes give other users no write access, and no entry is
+below a file or a link.
 """
 
 import json
@@ -32,29 +32,29 @@ _SAYS = ("", "mark", "complete")
 
 @dataclass(frozen=True)
 class Notes:
-    """What one attempt leaves the next one besides the files."""
+    """Notes of one attempt for the next one, besides the files."""
 
     said: str = ""
-    """How the command says that a checkpoint is complete; empty if it does not."""
+    """How the command reports a complete checkpoint; empty if it does not."""
     ended: bool = False
     """Whether the command had ended with 0 by itself."""
     learned: Mapping[str, Any] = field(default_factory=dict)
-    """What was learned about its saves."""
+    """What ``Rhythm`` has learned about its saves."""
 
 
 @dataclass(frozen=True)
 class Entries:
-    """What lies in the folder, besides bytes. Times are (mtime_ns, ctime_ns)."""
+    """The folder's entries without their bytes. Times are (mtime_ns, ctime_ns)."""
 
     folders: Mapping[str, tuple[int, int, int]]
-    """With their times and mode."""
+    """Folders with their times and mode."""
     links: Mapping[str, str]
-    """With where they lead, relative to the folder that they are in."""
+    """Links with their targets, relative to the folder of the link."""
     modes: Mapping[str, int]
-    """Of files whose mode is not 0644."""
+    """Modes of the files for which it is not 0644."""
     times: Mapping[str, tuple[int, int]]
     odd: Mapping[str, str]
-    """The numbers under which files are kept whose names no object can have."""
+    """Numbers in place of the file names that no object can have."""
 
 
 def to_text(notes: Notes, entries: Entries) -> str:
@@ -74,7 +74,7 @@ def to_text(notes: Notes, entries: Entries) -> str:
 
 
 def read(snapshot: Path, files: Iterable[str]) -> tuple[Notes, Entries]:
-    """What the snapshot's ``command.json`` says; ``files`` are those it keeps under their names.
+    """Read the snapshot's ``command.json``; ``files`` are those it keeps under their own names.
     DoesNotFit, with the place, for anything that `to_text` does not write."""
     try:
         body = json.loads((snapshot / NOTES).read_text(encoding="utf-8"))
@@ -92,7 +92,7 @@ def read(snapshot: Path, files: Iterable[str]) -> tuple[Notes, Entries]:
 
 
 def leads_inside(name: str, target: str) -> bool:
-    """Whether a link of this name leads to a place in the folder, going by the names alone."""
+    """Whether a link of this name leads to a place in the folder, judged by the names alone."""
     if not target or "\0" in target or os.path.isabs(target) or not fits_file_system(target):
         return False
     place = os.path.normpath(os.path.join(os.path.dirname(name), target))
@@ -143,7 +143,7 @@ def _names(body: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _numbers(body: dict[str, Any], key: str, count: int) -> dict[str, tuple[int, ...]]:
-    """So many whole numbers for each name, which a file system can keep."""
+    """The whole numbers, ``count`` for each name, within the range of a file system."""
     numbers = {}
     for name, found in _names(body, key).items():
         values = [found] if count == 1 else found
@@ -155,7 +155,7 @@ def _numbers(body: dict[str, Any], key: str, count: int) -> dict[str, tuple[int,
 
 
 def _check_tree(files: set[str], *others: Iterable[str]) -> None:
-    """No two entries of one name, and none below a file or a link."""
+    """Check that no two entries have one name and that none is below a file or a link."""
     odd, links, folders = map(set, others)
     leaves: set[str] = set()
     for kind in (files, odd, links):
@@ -171,7 +171,7 @@ def _check_tree(files: set[str], *others: Iterable[str]) -> None:
 
 
 def _check_learned(found: Any) -> None:
-    """As `Rhythm.learned` gives it."""
+    """Check that the value has the form that `Rhythm.learned` returns."""
 
     def texts(value: Any) -> bool:
         return isinstance(value, list) and all(isinstance(one, str) for one in value)

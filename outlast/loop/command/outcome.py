@@ -1,4 +1,4 @@
-"""What the end of a command means: what is kept, and what becomes the result."""
+"""Decides after a command's end what is kept and what becomes the result."""
 
 import contextlib
 import time
@@ -26,11 +26,11 @@ from outlast.protocol import Welcome
 from outlast.spec.result import METRICS_FILE
 
 HAND_OVER_SEC = 30.0
-"""After a failure, for a checkpoint that was waiting for its turn."""
+"""Seconds after a failure to hand over a checkpoint that was waiting."""
 
 
 class Outcome:
-    """Looks at what a command has left in its folders, and hands it over."""
+    """Examines what a command has left in its folders and hands it over."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Outcome:
         *,
         is_local: bool,
     ) -> None:
-        """``is_local``: a person reads what the run resumes from."""
+        """``is_local``: the output goes to a person, who gets to know what the run resumes from."""
         self._command = command
         self._places = places
         self._session = session
@@ -58,7 +58,7 @@ class Outcome:
         """Its result when the command had exited; None if there was none."""
 
     def note_exit(self) -> None:
-        """The command has exited, and what it has started may still be running."""
+        """Note that the command has exited; processes that it started may still be running."""
         self._saved_at_exit = self._saved_now()
         self._result_at_exit = self._result_now()
 
@@ -70,16 +70,16 @@ class Outcome:
         )
 
     def hand_over_last(self) -> None:
-        """After a failure, what was kept before it."""
-        with contextlib.suppress(CheckpointFailed):  # its own failure is what counts
+        """After a failure, hand over the last checkpoint from before it."""
+        with contextlib.suppress(CheckpointFailed):  # the command's own failure matters more
             until_sec = time.monotonic() + HAND_OVER_SEC
             self._handover.finish(self._saves.step, until_sec)
-            if self._is_local:  # a person reads what the run resumes from
+            if self._is_local:  # so that a person sees what the run resumes from
                 self._session.wait_committed(max(0.0, until_sec - time.monotonic()))
         self._handover.drop()
 
     def continues(self) -> str:
-        """What the next attempt begins with, for the end of a sentence."""
+        """The end of a sentence that says where the next attempt begins."""
         session = self._session
         if self._welcome.restore is not None or session.commit_sec is not None or session.busy:
             return "the same command resumes from its last checkpoint"
@@ -90,8 +90,8 @@ class Outcome:
         return f"no checkpoint was complete yet{rule}, so the same command starts from scratch"
 
     def complete(self, at_work: str | None) -> None:
-        """The true end: the last checkpoint first, because the upload of a result may be cut.
-        ``at_work`` names what the command left at work, if anything."""
+        """Complete the run. The last checkpoint goes first, because the upload of a result may be
+        interrupted. ``at_work`` names the processes that the command left at work, if any."""
         if at_work is not None and not self._says_its_end:
             self._saves.take_last(saved=False)
             self.hand_over_last()
@@ -106,7 +106,7 @@ class Outcome:
         has_result = bool(look(self._places.result).files)
         limit = int(self._command.result_gb_max * 10**9)
         is_large = produced.size > limit
-        # On a laptop the files stay where they are.
+        # On a laptop the files stay in place.
         if has_result and (is_large or self._command.cwd is not None):
             if is_large and self._command.cwd is None:
                 say(
@@ -136,15 +136,15 @@ class Outcome:
 
     @property
     def _says_its_end(self) -> bool:
-        """Whether its result was there when the command exited, and is unchanged since."""
+        """Whether a result existed when the command exited and is unchanged since."""
         return self._result_at_exit is not None and self._result_now() == self._result_at_exit
 
     def _saved_now(self) -> object:
         return look(self._places.checkpoint, self._command.kinds).state
 
     def _result_now(self) -> object:
-        """What is in RESULT_DIR, or else new in the working folder: models, where there are some.
-        None if there is nothing."""
+        """The contents of RESULT_DIR, or else the new files in the working folder (only models, if
+        there are any). None if there are none."""
         found = look(self._places.result)
         if found.files or found.links:
             return found.files, found.links
@@ -189,7 +189,7 @@ class Outcome:
         )
 
     def _make_result(self, produced: Produced, *, with_checkpoint: bool) -> None:
-        """What was left elsewhere than in RESULT_DIR."""
+        """Make the result from files outside RESULT_DIR."""
         own = self._command.source is not None
         last = look(self._places.checkpoint, self._command.kinds).chosen()
         if with_checkpoint and last.files:

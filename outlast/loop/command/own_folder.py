@@ -1,7 +1,7 @@
-"""A checkpoint folder of the user's own: ``--checkpoint-dir``, ``outlast:checkpointDir``.
+"""The user's own checkpoint folder: ``--checkpoint-dir``, ``outlast:checkpointDir``.
 
-The first attempt takes it as it is. Later it holds what the attempt before has left, which may be
-half of a save: that is moved to a folder beside it, never deleted.
+The first attempt uses it unchanged. Later it holds the files of the previous attempt, which may be
+half of a save; they are moved to a folder beside it, never deleted.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ def make_ready(
     is_copy: bool,
     before: Mapping[str, tuple[int, int]],
 ) -> str | None:
-    """Make the folder what the attempt begins with: empty if a checkpoint is put back into it,
-    else as the run found it. A sentence for a person where something was moved.
+    """Prepare the folder for an attempt: empty if a checkpoint is restored into it, else as the run
+    found it. Return a sentence for the user if files were moved.
 
-    ``is_copy``: it lies in a fresh copy of the command's files. ``before`` are the files that the
-    run found in it, with size and mtime_ns.
+    ``is_copy``: it is in a fresh copy of the command's files. ``before`` are the files that the run
+    found in it, with size and mtime_ns.
     """
     if (is_copy or attempt == 1) and not restores:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def make_ready(
 
 
 def _move_aside(place: Path, attempt: int) -> Path:
-    """Only the last one is kept."""
+    """Move the folder aside; only the last one moved is kept."""
     for older in place.parent.glob(f"{place.name}.attempt-*"):
         if (older / ASIDE).exists():
             shutil.rmtree(older, ignore_errors=True)
@@ -76,7 +76,7 @@ def _move_aside(place: Path, attempt: int) -> Path:
 
 
 def _move_entries(place: Path, aside: Path) -> None:
-    """One by one, from a folder that cannot be renamed itself: the top of a file system."""
+    """Move the entries one by one, because the top of a file system cannot be renamed."""
     aside.mkdir()
     for entry in list(place.iterdir()):
         if entry.name != _OF_THE_SYSTEM:
@@ -84,7 +84,7 @@ def _move_entries(place: Path, aside: Path) -> None:
 
 
 def _put_back(place: Path, aside: Path, before: Mapping[str, tuple[int, int]]) -> None:
-    """What the run found, where it is unchanged."""
+    """Restore the files that the run found, if they are unchanged."""
     for name, seen in before.items():
         with contextlib.suppress(OSError, ValueError):
             check_relative(name, "own_files")

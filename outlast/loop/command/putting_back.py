@@ -1,7 +1,8 @@
-"""Puts a snapshot of a checkpoint folder back, and writes nowhere else, whatever the snapshot says.
+"""Restores a snapshot of a checkpoint folder and never writes outside it, even if the snapshot asks
+for that.
 
-No link is followed while anything is made: each folder is opened below the one before it, and links
-come last.
+No link is followed meanwhile: each folder is opened relative to its parent, and links are made
+last.
 """
 
 import contextlib
@@ -20,15 +21,15 @@ FILES = "files"
 ODD = "odd"
 
 _APART_MAX = 100
-"""So many change times at most are kept apart from each other: the file system's clock has ticks of
-up to 10 ms."""
+"""The most change times to keep distinct, because the file system's clock has ticks of up to 10
+ms."""
 
 
 def put_back(snapshot: Path, root: Path) -> Notes:
-    """Fill the empty folder ``root`` from a verified snapshot; what was noted with it.
+    """Fill the empty folder ``root`` from a verified snapshot; return the snapshot's notes.
 
-    The snapshot's files are moved where that is possible: it is read only once. DoesNotFit where it
-    is none of a command, or if it would write outside the folder.
+    The snapshot's files are moved if possible, because it is read only once. DoesNotFit if it is
+    not a command's snapshot, or if it would write outside the folder.
     """
     kept = look(snapshot / FILES)
     for name in sorted(kept.links):
@@ -69,7 +70,7 @@ def _fill(root: Path, entries: Entries, stored: Mapping[str, Path]) -> None:
 
 
 class _Tree:
-    """A folder in which entries are made without following a link, and nothing is written over."""
+    """A folder in which entries are made without following links or overwriting anything."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -83,7 +84,7 @@ class _Tree:
             pass
 
     def move_in(self, source: Path, name: str, mode: int) -> None:
-        """Move a file of the snapshot to where it belongs."""
+        """Move a file of the snapshot to its place."""
         folder, _, base = name.rpartition("/")
         with self._folder(folder) as at:
             if _is_there(base, at):
@@ -96,7 +97,7 @@ class _Tree:
                 os.close(file)
 
     def link(self, links: Mapping[str, str]) -> None:
-        """Make the links; none of them stays where one leads out of the folder over others."""
+        """Make the links; remove all of them if one leads out of the folder through others."""
         made: list[str] = []
         try:
             for name, target in links.items():
@@ -128,7 +129,7 @@ class _Tree:
 
     @contextlib.contextmanager
     def _folder(self, name: str) -> Iterator[int]:
-        """The folder of this name, made with those above it; links on the way are refused."""
+        """Open the folder of this name, making it and its parents; links on the way are refused."""
         at = os.dup(self._fd)
         try:
             for part in name.split("/") if name else ():
@@ -158,8 +159,8 @@ def _is_there(base: str, at: int) -> bool:
 
 
 def _move_in(source: Path, base: str, at: int) -> None:
-    """Move a file into the folder ``at``; copy one that has another name too, whose mode and times
-    must stay, or that is on another file system."""
+    """Move a file into the folder ``at``. Copy it instead if it has a second name, whose mode and
+    times must stay, or if it is on another file system."""
     if source.lstat().st_nlink == 1:
         try:
             os.rename(source, base, dst_dir_fd=at)
@@ -177,8 +178,8 @@ def _move_in(source: Path, base: str, at: int) -> None:
 
 
 def _set_times(root: Path, times: Mapping[str, tuple[int, int]]) -> None:
-    """Set each file's own time. Its change time cannot be set: it is now; so the files are taken
-    in the order in which they had changed, because many scripts look for the newest by it.
+    """Set each file's mtime. The change time cannot be set and becomes now, so the files are
+    processed in the order of their old change times, by which many scripts find the newest file.
 
     ``times`` has (mtime_ns, ctime_ns) by name.
     """

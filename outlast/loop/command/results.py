@@ -1,4 +1,4 @@
-"""A command's result: what lies in RESULT_DIR, or else what it left elsewhere."""
+"""A command's result: the files in RESULT_DIR, or else those that it left elsewhere."""
 
 import filecmp
 import itertools
@@ -14,10 +14,10 @@ TAKEN_NAMES = ("RESULT.json", "MANIFEST.json")
 
 
 def tidy_result(folder: Path, *, without: Path | None = None) -> list[str]:
-    """Make ``folder`` plain: links become copies of the files and folders that they lead to, names
-    that no object can have become others, everything else that is neither file nor folder goes.
-    Not copied are the run's data, ``without``, and folders around the link itself. Sentences about
-    what a person should know."""
+    """Make ``folder`` plain: links become copies of their targets, names that no object can have
+    are changed, and everything else that is not a file or a folder is removed. Links to the run's
+    data (``without``) and to folders around the link itself are left out. Returns sentences for the
+    user."""
     said = _follow_folders(folder, without)
     for path in sorted(folder.rglob("*"), key=os.fsencode, reverse=True):
         if path.is_symlink():
@@ -43,7 +43,7 @@ def tidy_result(folder: Path, *, without: Path | None = None) -> list[str]:
 
 
 def _follow_folders(folder: Path, without: Path | None) -> list[str]:
-    """Copies in place of the links to folders; sentences about those that are left out."""
+    """Replace links to folders by copies; return sentences about those that are left out."""
     said = []
     for path in sorted(folder.rglob("*"), key=os.fsencode):
         if not path.is_symlink() or not path.is_dir():
@@ -62,8 +62,8 @@ def _follow_folders(folder: Path, without: Path | None) -> list[str]:
 
 
 def _copy_folder(source: Path, target: Path, above: tuple[Path, ...]) -> None:
-    """All files of ``source``, those behind links among them; links back to one of the folders
-    ``above`` are left out."""
+    """Copy all files of ``source``, also those behind links, except links back to one of the
+    folders ``above``."""
     target.mkdir()
     for entry in sorted(source.iterdir(), key=lambda entry: os.fsencode(entry.name)):
         if entry.is_dir():
@@ -75,7 +75,7 @@ def _copy_folder(source: Path, target: Path, above: tuple[Path, ...]) -> None:
 
 
 def plain_name(name: str) -> str:
-    """The name with each character that no object can have as ``%XX``."""
+    """The name with ``%XX`` for each character that an object's name cannot have."""
     found = []
     for letter in name:
         whole = letter != "%" and is_plain(letter)
@@ -84,7 +84,7 @@ def plain_name(name: str) -> str:
 
 
 def add_checkpoint(result: Path, checkpoint: Path, listing: Listing, *, move: bool) -> None:
-    """The checkpoint's files as ``checkpoint/…`` of the result."""
+    """Add the checkpoint's files to the result below ``checkpoint/``."""
     for name in listing.files:
         target = result / "checkpoint" / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -95,12 +95,12 @@ def add_checkpoint(result: Path, checkpoint: Path, listing: Listing, *, move: bo
 
 
 def add_work(result: Path, work: Path, produced: Produced, *, move: bool) -> None:
-    """The files of the working folder under their own paths; where another file has the path,
-    below ``work/``."""
+    """Add the files of the working folder under their own paths, or below ``work/`` if another file
+    has the path."""
     for name in produced.files:
         target = result / name
         if not (work / name).is_file():
-            continue  # another program's, that has gone
+            continue  # another program's file, deleted meanwhile
         if target.is_file() and filecmp.cmp(work / name, target, shallow=False):
             continue
         target = _untaken(result, name)
@@ -112,7 +112,7 @@ def add_work(result: Path, work: Path, produced: Produced, *, move: bool) -> Non
 
 
 def _untaken(result: Path, name: str) -> Path:
-    """Where a file of this name can be: no other has the path, and none the path of a folder."""
+    """A path for a file of this name: not taken, and not below another file."""
     tops = itertools.chain(["", "work"], (f"work-{number}" for number in itertools.count(2)))
     for top in tops:
         target = result / top / name
@@ -123,7 +123,7 @@ def _untaken(result: Path, name: str) -> Path:
 
 
 def _free(path: Path) -> Path:
-    """The path, or one beside it that is not taken."""
+    """The path, or a free one beside it."""
     free, number = path, 1
     while free.exists():
         number += 1

@@ -1,6 +1,6 @@
-"""How a command saves: which files belong together, and when a save is over.
+"""Learns how a command saves: which files belong together, and when a save is complete.
 
-All of it is learned by looking at names, sizes and times. Digits in a name number its saves:
+It only looks at names, sizes and times. Digits in a name number its saves:
 ``checkpoint-500/model.bin`` and ``checkpoint-1000/model.bin`` have one *shape*,
 ``checkpoint-#/model.bin``.
 """
@@ -12,18 +12,18 @@ from typing import Any
 from outlast.loop.command.listing import Flow, Listing, Seen
 
 FIRST_FACTOR = 3
-"""Files that were not seen before, and a save without a file that came with each one before, must
-rest so many times the quiet time: others may arrive late."""
+"""Multiple of the quiet time that the folder must rest if there are new kinds of files, or if a
+file is missing that each earlier save had: others may arrive late."""
 SIBLING_FACTOR = 6
-"""The same where the file's number says that it belongs to the save, where a file or a link that
-was there is not, and where the command has a file open that it has written to."""
+"""The same if the number of the missing file says that it belongs to the save, if a file or a link
+has disappeared, or if the command still has a file open that it has written to."""
 LATE_FACTOR = 60
-"""A save that certainly lacks a file is waited for so many times the quiet time."""
+"""The same for a save that certainly lacks a file."""
 SHAPES_MAX = 1000
-"""More are not remembered."""
+"""The most shapes to remember."""
 
 Rewritten = Callable[[str, Seen], bool]
-"""Whether a file, the same one as it was seen before, has been written from its beginning since."""
+"""Whether the same file has been rewritten from its beginning since the given state."""
 
 SAVE_WORDS = frozenset(
     (
@@ -32,7 +32,7 @@ SAVE_WORDS = frozenset(
         *("round", "trial", "episode", "episodes", "timestep", "timesteps", "generation"),
     )
 )
-"""Beside one of these a number counts saves, as in ``epoch_3.pt``."""
+"""Words beside which a number counts saves, as in ``epoch_3.pt``."""
 PART_WORDS = frozenset(
     (
         *("rank", "shard", "part", "worker", "process", "proc", "node", "gpu", "device"),
@@ -40,16 +40,16 @@ PART_WORDS = frozenset(
         *("random", "rng", "distcp", "partition", "slice", "block"),
     )
 )
-"""Beside one of these a number counts the files of one save, as in ``rank_3.pt``."""
+"""Words beside which a number counts the files of one save, as in ``rank_3.pt``."""
 PADDED = 6
-"""So many digits do so, too, as in ``model_0000999.pth``."""
+"""A number with this many digits counts saves too, as in ``model_0000999.pth``."""
 APART = 2
-"""Numbers without such a word count saves where they are at least so far from each other."""
+"""Numbers without such a word count saves if they are at least this far apart."""
 
 _DIGITS = re.compile(r"\d+")
 _WORDS = re.compile(r"[a-z]+")
 _RANDOM = re.compile(r"(?<![A-Za-z0-9])[0-9a-f]{8,}(?![A-Za-z0-9])")
-"""A name that is another one in each save, such as of Orbax's data files."""
+"""A part of a name that differs in each save, as in Orbax's data files."""
 _OF = re.compile(r"\d+-of-\d+")
 _SHARD = re.compile(r"(.*?)(\d{5})-of-(\d{5})(.*)")
 
@@ -60,7 +60,7 @@ def shape_of(name: str) -> str:
 
 
 def form_of(path: str) -> str:
-    """The path without its numbers, but for those that count the files of one save."""
+    """The path without its numbers, except those that count the files of one save."""
     return "/".join(
         component
         if PART_WORDS.intersection(_WORDS.findall(component.lower()))
@@ -90,13 +90,13 @@ def counts_saves(component: str) -> bool | None:
 
 
 class Numbers:
-    """Which names carry the number of a save, of all that were seen."""
+    """Finds which names contain the number of a save, from all names seen."""
 
     def __init__(self) -> None:
         self._found: dict[str, set[int]] = {}
 
     def observe(self, names: Iterable[str]) -> None:
-        """More names, with their folders."""
+        """Add names, with their folders."""
         for name in names:
             below = ""
             for component in name.split("/"):
@@ -117,8 +117,8 @@ class Numbers:
         return len(found) > 1 and min(apart) >= APART
 
     def save_of(self, name: str) -> tuple[str, int] | None:
-        """(what is numbered, the number) of the save that the file or folder belongs to; None
-        where its name does not say. Its topmost number that counts saves."""
+        """(path of the numbered kind, number) of the save that the file or folder belongs to, by
+        its topmost number that counts saves; None if its name does not say."""
         at = name.find("/")
         while True:
             top = name if at < 0 else name[:at]
@@ -132,7 +132,7 @@ class Numbers:
             at = name.find("/", at + 1)
 
     def key(self, name: str) -> str:
-        """One for all files that only differ in the number of their save."""
+        """A key shared by all files that differ only in the number of their save."""
         found, below = [], ""
         for component in name.split("/"):
             numbered = self.count_saves(below + component)
@@ -142,7 +142,7 @@ class Numbers:
 
 
 class Rhythm:
-    """What was learned of one command's saves. Feed it every listing: ``observe``."""
+    """The saves of one command, learned from its listings. Pass every listing to ``observe``."""
 
     def __init__(self, listing: Listing, learned: Mapping[str, Any]) -> None:
         self._shapes = set(learned.get("shapes", ()))
@@ -153,33 +153,33 @@ class Rhythm:
             if learned
             else {}
         )
-        """Of folders that only differ in their numbers: the shapes that each had, and the numbers
-        of the last one that was complete."""
+        """For folders that differ only in their numbers: the shapes that each had, and the numbers
+        of the last complete one."""
         self._numbers = Numbers()
         self._numbers.observe(listing.files)
         self._before = listing.state
         self._links = dict(listing.links)
-        """Where each link pointed when it was last seen."""
+        """The target of each link when it was last seen."""
         self._lasting = {name for name in listing.state if self._numbers.save_of(name) is None}
-        """Files without a save's number that were kept."""
+        """Copied files without a save's number."""
         self._moving: set[str] = set()
-        """Names that changed when they were looked at last."""
+        """Names that had changed at the last look."""
         self._changed: set[str] = set()
         """Shapes that have changed since the last snapshot."""
         self._events: dict[str, int] = {}
         self._unkept: dict[str, int] = {}
-        """The same since a copy was kept."""
+        """Number of saves of each shape since a copy was kept."""
         self._first: dict[str, tuple[int, int]] = {}
-        """Of each shape, at which look and when it first changed in this attempt."""
+        """The look and the time at which each shape first changed in this attempt."""
         self._looks = 0
         self._replaced_only: dict[str, bool] = {}
         self._rewritten: set[str] = set()
-        """Shapes of which an older one than the newest was written again."""
+        """Shapes of which a file older than the newest was rewritten."""
         self.links_move = False
 
     @property
     def learned(self) -> dict[str, Any]:
-        """For the next attempt."""
+        """The notes for the next attempt."""
         if len(self._shapes) > SHAPES_MAX:
             return {}
         return {
@@ -192,7 +192,7 @@ class Rhythm:
         }
 
     def observe(self, listing: Listing, flow: Flow) -> None:
-        """One more look at the folder."""
+        """Learn from one more listing of the folder."""
         self._looks += 1
         before, now = self._before, listing.state
         moving = {
@@ -215,7 +215,9 @@ class Rhythm:
             if was is not None and save is not None and save[1] < newest[save[0]]:
                 self._rewritten.add(key)
             self._events[key] = self._events.get(key, 0) + 1
-            if was is None or not same_file or now[name].size <= was.size:  # else: still written
+            if (
+                was is None or not same_file or now[name].size <= was.size
+            ):  # else still being written
                 self._unkept[key] = self._unkept.get(key, 0) + 1
             self._first.setdefault(key, (self._looks, now[name].ctime_ns))
         links = listing.links
@@ -225,7 +227,7 @@ class Rhythm:
         self._moving, self._before, self._links = moving, now, {**self._links, **links}
 
     def kept(self, listing: Listing) -> None:
-        """A copy of this was kept."""
+        """Note that a copy of this listing was kept."""
         self._unkept = {}
         self._links = dict(listing.links)
         self._lasting = {name for name in listing.state if self._numbers.save_of(name) is None}
@@ -239,16 +241,16 @@ class Rhythm:
         return found
 
     def lost(self, listing: Listing) -> bool:
-        """Whether a link, or a file without a save's number, that was there is not: a script that
-        removes one before it makes it again is between two steps."""
+        """Whether a link, or a file without a save's number, has disappeared: a script that removes
+        it before it writes the next one is in the middle of a save."""
         files = listing.files
         return any(name not in listing.links and name not in files for name in self._links) or any(
             name not in files for name in self._lasting
         )
 
     def early(self, listing: Listing) -> set[str]:
-        """By-products, logs and folders of a save of which no checkpoint's file is there yet, while
-        there are earlier ones: a script that looks for the newest save would find that one."""
+        """By-products, logs and folders of a new save that has no checkpoint file yet, while
+        earlier saves exist. A script that looks for the newest save would find this empty one."""
         state = listing.state
         newest = self._newest(state)
         found = {
@@ -261,7 +263,7 @@ class Rhythm:
         return save is not None and save[1] > newest.get(save[0], save[1])
 
     def taken(self, listing: Listing) -> None:
-        """A snapshot of a folder at rest was made: learn from it."""
+        """Learn from a snapshot of a folder at rest."""
         state = listing.state
         self._shapes.update(map(form_of, state))
         if self._changed:
@@ -276,7 +278,7 @@ class Rhythm:
             self._members[key] = (found, last)
 
     def factor(self, listing: Listing) -> int:
-        """How many times the quiet time the folder must rest to be complete."""
+        """Multiple of the quiet time that the folder must rest to count as complete."""
         if self.lacks(listing):
             return LATE_FACTOR
         if _lacks_sibling(listing.state) or self.lost(listing):
@@ -286,7 +288,7 @@ class Rhythm:
         return FIRST_FACTOR if is_new or partial else 1
 
     def lacks(self, listing: Listing) -> str | None:
-        """A file that the newest save certainly lacks; None if nothing says so."""
+        """A file that the newest save certainly lacks, or None."""
         state = listing.state
         for key, members in folder_families(state, self._members):
             if key not in self._members:
@@ -297,16 +299,16 @@ class Rhythm:
                 return f"{_named(key, newest)}/{missing[0]}"
         return _lacks_known(state)
 
-    # Saves that come closer than the quiet time.
+    # Saves that follow each other within the quiet time.
 
     @property
     def saves_again(self) -> bool:
-        """Whether something was saved a second time in this attempt."""
+        """Whether some file was saved a second time in this attempt."""
         return any(count >= 2 for count in self._events.values())
 
     @property
     def saves_unkept(self) -> bool:
-        """Whether something was saved a second time since a copy was kept."""
+        """Whether some file was saved a second time since a copy was kept."""
         return any(count >= 2 for count in self._unkept.values())
 
     @property
@@ -324,8 +326,7 @@ class Rhythm:
 
     @property
     def replaces_one_file(self) -> bool:
-        """Whether all that is saved is one file, which always comes by a rename: so it is whole
-        at any time."""
+        """Whether each save is one file that is renamed into place, so that it is always whole."""
         shapes = self._recurrent
         return (
             len(shapes) == 1
@@ -341,8 +342,8 @@ class Rhythm:
         return not self._moving
 
     def older(self, listing: Listing) -> list[str] | None:
-        """The names of all but the newest of numbered saves, which are over as a later one has
-        begun; None if a save has other files, too."""
+        """The names in all numbered saves but the newest; these saves are complete because a later
+        one has begun. None if a save has other files too."""
         state = listing.state
         newest = self._newest(state)
         saves = {name: self._numbers.save_of(name) for name in state}
@@ -377,8 +378,8 @@ class Rhythm:
         return [*names, *others]
 
     def begins_next(self, before: Listing, after: Listing, rewritten: Rewritten) -> bool | None:
-        """Whether the first change between two listings begins another save, so that the one
-        before was over; None if nothing has changed."""
+        """Whether the first change between two listings begins another save, so that the previous
+        one was complete; None if nothing has changed."""
         old, new = before.state, after.state
         changed = {
             name: seen.ctime_ns
@@ -394,7 +395,7 @@ class Rhythm:
         return all(self._leads(name, old.get(name), new[name], rewritten) for name in first)
 
     def _leads(self, name: str, old: Seen | None, new: Seen, rewritten: Rewritten) -> bool:
-        """Whether this change is the first of a save."""
+        """Whether this change is the first one of a save."""
         if self._numbers.key(name) not in self._leaders:
             return False
         if old is None:
@@ -410,8 +411,8 @@ def _replaced(before: Seen, after: Seen) -> bool:
 def folder_families(
     names: Iterable[str], known: Iterable[str] = (), *, least: int = 2
 ) -> Iterator[tuple[str, dict[tuple[int, ...], set[str]]]]:
-    """Folders beside each other that only differ in their numbers, at least so many or of a known
-    path: (the path without numbers, for each its numbers and the shapes of what is in it)."""
+    """Groups of sibling folders that differ only in their numbers, at least ``least`` of them or of
+    a known path: (path without numbers, {numbers of a folder: shapes of its files})."""
     known = set(known)
     waiting: list[tuple[str, list[str]]] = [("", list(names))]
     while waiting:
@@ -452,7 +453,7 @@ def _files_by_folder(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _numbered_files(bases: Iterable[str]) -> dict[str, set[int]]:
-    """Of the files of one folder, the first number of each by its shape."""
+    """The first numbers in the names of one folder's files, by shape."""
     found: dict[str, set[int]] = {}
     for base in bases:
         if numbers := numbers_in(base):
@@ -461,8 +462,8 @@ def _numbered_files(bases: Iterable[str]) -> dict[str, set[int]]:
 
 
 def _lacks_sibling(state: Iterable[str]) -> str | None:
-    """Files beside each other such as model-2.pt and optimizer-2.pt: where all earlier numbers
-    have both, the newest must have them, too."""
+    """A sibling file that the newest save lacks: if all earlier numbers have both model-N.pt and
+    optimizer-N.pt, say, the newest must have both too. None if it lacks none."""
     for folder, bases in _files_by_folder(state).items():
         shapes = _numbered_files(bases)
         newest = max((max(ids) for ids in shapes.values()), default=None)
@@ -479,7 +480,7 @@ def _lacks_sibling(state: Iterable[str]) -> str | None:
 
 
 def _lacks_known(state: Iterable[str]) -> str | None:
-    """What formats that say how many files they have still lack."""
+    """A file that is missing in a format that defines its complete set of files, or None."""
     for folder, bases in _files_by_folder(state).items():
         prefix = f"{folder}/" if folder else ""
         present = set(bases)

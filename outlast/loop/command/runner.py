@@ -1,7 +1,7 @@
-"""The command's life: restored, started, watched, stopped, and what its end means.
+"""Runs a command: restores its files, starts, watches and stops it, and judges its end.
 
-One thread decides, ten times a second and whenever something happens. Two more copy the command's
-output, which is the only other sign that it lives.
+One thread makes the decisions, ten times a second and at every event. Two more copy the command's
+output, which is the only other sign of life.
 """
 
 import contextlib
@@ -40,33 +40,33 @@ from outlast.protocol import Welcome, parse_every
 POLL_SEC = 0.1
 SIGNS_SEC = 5.0
 LAST_COPY_SEC = 1.0
-"""Of the time to stop, at least so long (or half) is kept for the copy after the command's end."""
+"""The least part of the time to stop (at most half) that is kept for the copy after the command's
+end."""
 LINGER_SEC = 5.0
-"""After the end of a command that was asked to stop, or that has exited with 0, for the rest of
-its tree to end."""
+"""Seconds for the rest of the tree to end after the command was asked to stop or exited with 0."""
 STOP_WAIT_SEC = 5.0
-"""Time for the supervisor's message after its signal to the command."""
+"""Seconds to wait for the supervisor's message after its signal to the command."""
 DUMP_SEC = 1.0
 TOO_LATE = " while its last checkpoint is still being stored"
 
 SAVED_EXITS = frozenset({exits.DONE, exits.INTERRUPTED})
-"""With these a command that was asked to stop says that it has saved what it wanted to."""
+"""Exit codes with which a command that was asked to stop says that it has saved its state."""
 
 
 class Heard:
-    """Signals that reached this process while a supervisor decides what they mean."""
+    """Notes signals to this process while a supervisor decides what they mean."""
 
     def __init__(self) -> None:
         self.requested = False
 
     def note(self, number: int, frame: object) -> None:
-        """The handler: only a flag."""
+        """Signal handler: only set a flag."""
         self.requested = True
 
 
 @dataclass(frozen=True)
 class _Stop:
-    """The command was asked to stop."""
+    """A request to stop the command."""
 
     kill_at_sec: float
     deadline_sec: float
@@ -83,7 +83,8 @@ class Runner:
         welcome: Welcome,
         signals: Interrupts | Heard,
     ) -> None:
-        """``signals`` are this process's own: Interrupts decide, Heard only tell."""
+        """``signals`` are this process's own: Interrupts stop the command, Heard only notes
+        them."""
         self._command = command
         self._session = session
         self._welcome = welcome
@@ -106,15 +107,15 @@ class Runner:
         self._dump = False
         self._exited_at_sec: float | None = None
         self._left = Left()
-        """What the command left running."""
+        """Watches processes that the command left running."""
         self._at_work: str | None = None
-        """Of that what was still at work at its end, named."""
+        """Names of those that were still at work at its end."""
         self._last_sign_sec = 0.0
         self._signs_at_sec = 0.0
         self._signs: object = None
 
     def run(self) -> int:
-        """Run the command to its end; the exit code. LoopError and OSError end it."""
+        """Run the command to its end and return the exit code. Raises LoopError and OSError."""
         with contextlib.ExitStack() as cleanup:
             self._command.check()
             for sentence in self._command.words.near_misses():
@@ -156,8 +157,10 @@ class Runner:
         if sentence := self._command.words.cannot_save(places.cwd):
             say(sentence)
         for sentence in self._command.lost_failures(places.cwd):
-            self._session.warn(sentence)  # in the status too: the end may look like success
-        self._session.tick(self._saves.step, "start")  # gives the restored folder up
+            self._session.warn(
+                sentence
+            )  # also in the status, because the end may look like success
+        self._session.tick(self._saves.step, "start")  # releases the restored folder
 
     def _start(self, marks: Marks) -> None:
         places = self._places
@@ -192,7 +195,7 @@ class Runner:
 
     def _work_folder(self, without: list[Path]) -> WorkFolder:
         """The command's working folder, whose new files may become the result; ``without`` these
-        folders and all that are not the command's."""
+        folders and those that are not the command's."""
         places = self._places
         others = [places.home, places.checkpoint, places.data, *self._scratch]
         found = WorkFolder(
@@ -208,7 +211,7 @@ class Runner:
             )
         return found
 
-    # While it runs.
+    # While the command runs.
 
     def _watch(self, marks: Marks) -> None:
         while self._child.code is None or self._lingers():
@@ -228,8 +231,8 @@ class Runner:
             self._tick(now_sec)
 
     def _lingers(self) -> bool:
-        """After a stop or an exit with 0, whether others of the tree are still running: they may
-        end by themselves."""
+        """Whether to wait for the rest of the tree, which may end by itself after a stop or an exit
+        with 0."""
         if self._child.was_killed or (self._stop is None and self._child.code != exits.DONE):
             return False
         if not self._child.rest:
@@ -244,7 +247,7 @@ class Runner:
         return now_sec < until_sec
 
     def _note_what_is_left(self) -> None:
-        """Before it is ended: whether it is still at work."""
+        """Note, before the rest of the tree is killed, whether it is still at work."""
         rest = self._child.rest
         if self._exited_at_sec is None or self._stop is not None or not rest:
             return
@@ -261,7 +264,7 @@ class Runner:
             if hand_over:
                 keep_sec = min(left_sec / 2, max(LAST_COPY_SEC, 2 * self._saves.copy_cost_sec))
             else:
-                keep_sec = left_sec / 2  # nothing is to be saved: the sooner, the better
+                keep_sec = left_sec / 2  # no snapshot is wanted, so end early
             deadline_sec = now_sec + left_sec
             self._stop = _Stop(deadline_sec - keep_sec, deadline_sec, hand_over)
             self._child.signal(signal.SIGTERM)
@@ -271,17 +274,18 @@ class Runner:
 
     @property
     def _interrupted(self) -> bool:
-        """Whether Ctrl-C or SIGTERM asks for the stop itself, as no machine ends."""
+        """Whether Ctrl-C or SIGTERM on a laptop asks for the stop."""
         return self._is_local and self._signals.requested
 
     def _show_stacks(self) -> None:
-        """The supervisor takes it for stuck and wants to know where: Python's own handler tells."""
+        """Make Python's own handler show where the command hangs, because the supervisor takes it
+        for stuck. Raises LoopError."""
         self._child.signal(signal.SIGABRT)
         time.sleep(DUMP_SEC)
         raise LoopError("the command showed no sign of life")
 
     def dump_stacks(self, number: int, frame: object) -> None:
-        """Handler of SIGABRT: only a flag."""
+        """Handler of SIGABRT: only set a flag."""
         self._dump = True
 
     def _tick(self, now_sec: float) -> None:
@@ -295,14 +299,15 @@ class Runner:
         if now_sec - last_sec < SIGNS_SEC or not self._child.is_watched:
             self._session.tick(self._saves.step, "train" if self._stop is None else "stop")
 
-    # After it.
+    # After the command's end.
 
     def _judge(self) -> int:
         code = self._child.code
         assert code is not None
         now_sec = time.monotonic()
         if self._stop is None and self._signals.requested:
-            # A stopping system tells every process at once: the command may have ended of it.
+            # A stopping system signals every process at once, so the command may have ended because
+            # of that.
             left_sec = self._session.stop_in_sec or STOP_WAIT_SEC
             self._stop = _Stop(now_sec, now_sec + left_sec, True)
         if self._stop is not None:
@@ -320,7 +325,7 @@ class Runner:
         raise CommandFailed(code, self._child.last_lines, self._outcome.continues())
 
     def _end_stopped(self, stop: _Stop, code: int) -> int:
-        """After a stop no exit code means completion, 0 included."""
+        """End after a stop; then no exit code means completion, not even 0."""
         if stop.hand_over:
             saved = code in SAVED_EXITS and not self._child.was_cut
             self._saves.take_last(saved=saved)

@@ -1,9 +1,9 @@
-"""When a command's checkpoint is complete, and the copy that is made of it then.
+"""Decides when a command's checkpoint is complete, and copies it then.
 
-Three ways, and the first that a command uses counts for the whole run: it marks (``outlast mark``),
-it writes a file COMPLETE, or it says nothing and its folder comes to rest. One that never rests,
-because it saves more often than that, is kept once it is sure that a save was over: when the next
-one begins.
+There are three ways, and the first one that a command uses applies to the whole run: it calls
+``outlast mark``, it writes a file COMPLETE, or it does neither and its folder comes to rest. If the
+folder never rests because saves follow each other too quickly, a copy is kept once the next save
+begins, which proves that the copied one was complete.
 """
 
 import contextlib
@@ -27,16 +27,15 @@ from outlast.spec.globs import matches
 
 SCAN_SEC = 0.25
 SCAN_COST = 20.0
-"""Looking at the folder takes at most one part in so many of the time."""
+"""Listing the folder takes at most this fraction (1 / SCAN_COST) of the time."""
 NEVER_STILL_SEC = 60.0
 MARK_TRIES = 3
 RESTS = 20
 REST_SHARE = 0.25
-"""A rest that is shorter than this share of the longest of the last is within a save."""
+"""A rest that is shorter than this share of the longest recent one is inside a save."""
 
 HasOpen = Callable[[Iterable[str]], bool]
-"""Whether the command has one of these files open to write, as far as the system tells; True if
-it does not."""
+"""Whether the command has one of these files open for writing; True if the system does not say."""
 
 
 class Saves:
@@ -61,15 +60,15 @@ class Saves:
         self._has_open = has_open
         self._base = step
         self.count = 0
-        """Snapshots that were made in this attempt."""
+        """Snapshots made in this attempt."""
         self.copy_cost_sec = 0.0
         self._warned: set[str] = set()
         self._warned_unsaved = False
         self._candidate: _Candidate | None = None
 
     def begin(self, notes: Notes, *, is_new: bool = False) -> None:
-        """The folder as the command finds it, and what the attempt before noted. ``is_new``: its
-        files are a checkpoint that was not kept yet."""
+        """Start with the folder as the command finds it, and the previous attempt's notes.
+        ``is_new``: its files are a checkpoint that was not copied yet."""
         now_sec = time.monotonic()
         self._said = notes.said
         self.had_ended = notes.ended
@@ -84,7 +83,7 @@ class Saves:
         self._still = Stillness(now_sec, self._listing)
         self._still_sec = 0.0
         self._rests: deque[float] = deque(maxlen=RESTS)
-        """The last rests between two changes, in seconds."""
+        """Recent rests between two changes, in seconds."""
         self._scan_at_sec = now_sec
         self._unsaved_since_sec: float | None = None
         self._found_count = 0
@@ -94,21 +93,21 @@ class Saves:
 
     @property
     def has_new(self) -> bool:
-        """Whether the command itself has saved something in this attempt."""
+        """Whether the command itself has made a checkpoint in this attempt."""
         return self.count > self._found_count
 
     @property
     def step(self) -> int:
-        """A command's step: the number of its snapshots, in all attempts."""
+        """A command's step, which is the number of its snapshots in all attempts."""
         return self._base + self.count
 
     @property
     def said(self) -> str:
-        """How the command says that a checkpoint is complete; empty while it has not."""
+        """How the command reports a complete checkpoint; empty until it does."""
         return self._said
 
     def scan(self, now_sec: float, *, stopping: bool) -> bool:
-        """Look at the folder and take what is complete; whether something has changed."""
+        """List the folder and copy what is complete. Return whether something has changed."""
         if now_sec < self._scan_at_sec:
             return False
         listing = self._look(now_sec)
@@ -136,7 +135,7 @@ class Saves:
     # A folder with a COMPLETE file.
 
     def _take_complete(self, listing: Listing) -> None:
-        """A snapshot of all folders that are complete, once one of them is newly so."""
+        """Copy all complete folders as soon as another one is complete."""
         marks = listing.complete_folders()
         news = any(self._taken_marks.get(name) != mark for name, mark in marks.items())
         if news and self._take(list(marks), said="complete", before=listing):
@@ -149,7 +148,7 @@ class Saves:
         return self._quiet_sec * self._rhythm.factor(self._listing)
 
     def _is_news(self, listing: Listing) -> bool:
-        """Whether a file of a checkpoint is not as it was kept."""
+        """Whether a checkpoint file has changed since the last copy."""
         now, kept = listing.chosen(), self._taken.chosen()
         return now.touched_of(self._flow) != kept.touched_of(self._flow)
 
@@ -177,8 +176,8 @@ class Saves:
             self._warn_unsaved(now_sec)
 
     def _is_writing(self, listing: Listing) -> bool:
-        """Whether the command has a file open that has changed since the last copy. One that it
-        keeps open for good is waited for only so long."""
+        """Whether the command has a file open that has changed since the last copy. A file that
+        stays open delays the copy for a limited time only."""
         if self._still_sec >= self._quiet_sec * SIBLING_FACTOR:
             return False
         kept = self._taken.files
@@ -192,7 +191,7 @@ class Saves:
         return self._has_open(str(self._root / name) for name in names)
 
     def _take_flowing(self, now_sec: float, listing: Listing) -> None:
-        """Lines were appended, or a database was written; nothing else has changed."""
+        """Copy if only flowing files have changed: appended lines, or a database."""
         if not (self._flow.growing or self._flow.databases):
             return
         waited_sec = now_sec - self._taken_at_sec
@@ -221,8 +220,8 @@ class Saves:
             self._make_candidate(listing)
 
     def _has_begun_again(self, listing: Listing) -> bool:
-        """Whether a by-product, pictures apart, is newer than all of the checkpoint: it may be the
-        first file of the next save."""
+        """Whether a by-product other than a picture is newer than the whole checkpoint, and may be
+        the first file of the next save."""
         kept = self._taken.files
         newest_ns = max(seen.ctime_ns for seen in listing.state.values())
         return any(
@@ -234,7 +233,7 @@ class Saves:
         )
 
     def _make_candidate(self, listing: Listing) -> None:
-        """Copy the folder as it is: when the next save begins, this one was over for sure."""
+        """Copy the folder now; if the next change begins another save, this one was complete."""
         confirmed: list[bool] = []
         closed = not self._has_open(str(self._root / name) for name in listing.state)
 
@@ -283,7 +282,7 @@ class Saves:
             shutil.rmtree(self._candidate.taken.folder, ignore_errors=True)
             self._candidate = None
 
-    # What is said.
+    # Messages.
 
     def _say_if_nothing_counts(self, listing: Listing) -> None:
         found = sorted(name for name in listing.files if self._kinds.of(name) is not Kind.TEMPORARY)
@@ -323,7 +322,7 @@ class Saves:
             )
 
     def _warn(self, sentence: str) -> None:
-        """Once each."""
+        """Print a sentence, but each only once."""
         if sentence not in self._warned:
             self._warned.add(sentence)
             say(sentence)
@@ -346,9 +345,10 @@ class Saves:
         ended: bool = False,
         partly: bool = False,
     ) -> Taken | None:
-        """Copy; the copy replaces one that the supervisor has not taken over. None: not now.
+        """Make a copy, which replaces one that the supervisor has not accepted yet; None if that is
+        not possible now.
 
-        ``partly``: the files that are not chosen are of a save that is not over."""
+        ``partly``: the files that are not chosen belong to an unfinished save."""
         identifier = self._identifier
         self._drop_candidate()
         try:
@@ -363,7 +363,7 @@ class Saves:
         except Changed:
             return None
         except (NoRoom, OSError) as error:
-            # Training is worth more than this one checkpoint; what is wrong may pass.
+            # Training matters more than one checkpoint, and the problem may be temporary.
             self._warn(f"no checkpoint could be made: {error}")
             return None
         if partly:
@@ -386,7 +386,7 @@ class Saves:
         self._handover.put(identifier, taken, self.step)
 
     def marked(self, named: str) -> dict[str, object]:
-        """What ``outlast mark`` is answered: the copy is made while it waits."""
+        """The answer for ``outlast mark``, which waits while the copy is made."""
         root = os.path.realpath(self._root)
         place = os.path.realpath(named) if named else root
         if place != root and not place.startswith(f"{root}{os.sep}"):
@@ -422,10 +422,11 @@ class Saves:
     def take_last(
         self, *, saved: bool, ended: bool = False, is_result: bool = False, even_old: bool = False
     ) -> None:
-        """What the command has left. One that was cut short may have been writing: without
-        ``saved`` only what had rested before. ``ended``: by itself, with 0; where its checkpoint
-        ``is_result``, that is kept even if nothing is newer, so that the next attempt would see
-        it. One that saved nothing in this attempt has not ended for sure, but for ``even_old``.
+        """Copy what the command has left. ``saved``: it has finished saving; otherwise it may have
+        been interrupted while writing, and only files that had already come to rest are copied.
+        ``ended``: it ended by itself with 0. If its checkpoint ``is_result``, that is then copied
+        even if nothing has changed, so that the next attempt sees the end. A command that made no
+        checkpoint in this attempt may not have finished, so this needs ``even_old``.
         """
         before, before_sec = self._listing, self._still_sec
         listing = self._look(time.monotonic())
@@ -445,7 +446,7 @@ class Saves:
 
     @property
     def unmatched_globs(self) -> list[tuple[str, str]]:
-        """(kind, glob) of those globs that match no file of the folder."""
+        """(kind, glob) of each glob that matches no file in the folder."""
         names = self._listing.files
         return [
             (kind, glob)
@@ -456,15 +457,15 @@ class Saves:
 
 
 class _Candidate:
-    """A copy of a moment at which a save may have been over."""
+    """A copy of the folder at a moment when a save may have been complete."""
 
     def __init__(self, taken: Taken, closed: bool) -> None:
         self.taken = taken
         self._closed = closed
 
     def is_rewritten_below(self, root: Path) -> Callable[[str, Seen], bool]:
-        """Whether a file of the folder is another from its beginning on than it was copied, and
-        was not open then: so that copy was whole."""
+        """A function that says whether a file was rewritten from its beginning since it was copied
+        and was closed then, which means that the copy was whole."""
 
         def is_rewritten(name: str, before: Seen) -> bool:
             if not self._closed:

@@ -1,4 +1,4 @@
-"""A line for the shell: the shell that runs it, and how a value is put into a word of it."""
+"""Shell lines: finds the shell that runs one, and puts values into its words."""
 
 import os
 import re
@@ -14,8 +14,8 @@ _FLAG_BEFORE = re.compile(r"(?:^|(?<=\s))--?[A-Za-z][\w-]*\s+$")
 
 
 def shell_of(line: str) -> list[str]:
-    """The shell of a line. A command before a | that fails is the line's failure, too: else a
-    crash piped into tee would be an end with 0. CommandError if no shell here has that."""
+    """The shell for a line, with pipefail: otherwise a crash that is piped into tee would end with
+    0. CommandError if no shell on this machine has that."""
     bash = shutil.which("bash") or "/bin/bash"
     if os.access(bash, os.X_OK):
         return [bash, "-o", "pipefail", "-c"]
@@ -33,7 +33,7 @@ def shell_of(line: str) -> list[str]:
 
 
 class Quoting(Enum):
-    """What surrounds a place of a line."""
+    """The quotes around a place in a line."""
 
     PLAIN = "plain"
     SINGLE = "single"
@@ -41,8 +41,8 @@ class Quoting(Enum):
 
 
 def put(line: str, begin: int, end: int, value: str) -> str:
-    """The line with ``value`` for ``line[begin:end]``: the same text to the shell, whether the
-    place is within quotes or not."""
+    """The line with ``value`` in place of ``line[begin:end]``, quoted so that the shell gets the
+    same text whether or not the place is inside quotes."""
     quoting = quoting_at(line, begin)
     if quoting is Quoting.SINGLE:
         value = value.replace("'", "'\\''")
@@ -54,7 +54,7 @@ def put(line: str, begin: int, end: int, value: str) -> str:
 
 
 def drop(line: str, begin: int, end: int) -> str:
-    """The line without the word that ``line[begin:end]`` is in and, where that is the whole word,
+    """The line without the word that contains ``line[begin:end]`` and, if that is the whole word,
     without the flag before it."""
     first, last = begin, end
     while True:
@@ -73,7 +73,7 @@ def drop(line: str, begin: int, end: int) -> str:
 
 
 def quoting_at(line: str, place: int) -> Quoting:
-    """What surrounds this place: quotes as a shell reads them, in ``$(…)`` too."""
+    """The quotes around a place as a shell reads them, inside ``$(…)`` too."""
     stack: list[str] = []
     at = 0
     while at < place:
@@ -86,7 +86,7 @@ def quoting_at(line: str, place: int) -> Quoting:
 
 
 def _step(line: str, at: int, stack: list[str]) -> int:
-    """Read what is at this place; the characters that it takes."""
+    """Read the item at this place; return its length in characters."""
     letter, inner = line[at], stack[-1] if stack else ""
     if inner == "'":
         if letter == "'":

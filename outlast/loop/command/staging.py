@@ -1,4 +1,4 @@
-"""What is made ready before a command starts: its folders, data and environment."""
+"""Prepares a command's folders, data and environment before it starts."""
 
 import os
 from collections.abc import Callable
@@ -18,7 +18,8 @@ from outlast.protocol import SOCKET_VARIABLE, Welcome
 
 
 class Staging:
-    """Makes one attempt of a command ready; its methods are called in their order here."""
+    """Prepares one attempt of a command; call its methods in the order in which they are
+    defined."""
 
     def __init__(
         self,
@@ -31,7 +32,7 @@ class Staging:
         interrupted: Callable[[], bool],
     ) -> None:
         """``is_local``: the supervisor is this user's own, started for a folder. ``interrupted``:
-        whether a person has asked for the end."""
+        whether the user has asked for the end."""
         self._command = command
         self._places = places
         self._session = session
@@ -40,7 +41,7 @@ class Staging:
         self._interrupted = interrupted
         self._base = 0 if welcome.init else welcome.step
         self.begun: Begun | None = None
-        """Of a run in the user's own folder."""
+        """The beginning of a run in the user's own folder."""
 
     def clear(self) -> None:
         """Empty the attempt's own folders, and copy the command's files there."""
@@ -52,7 +53,7 @@ class Staging:
             copy_source(self._command.source, places.home / "source")
 
     def make_ready(self, *, restores: bool) -> None:
-        """The folders that are the user's own; a VM's are fresh in every attempt."""
+        """Prepare the user's own folders; a VM's are fresh in every attempt."""
         command, term = self._command, self._welcome.term
         own = self._places.checkpoint if command.checkpoint_dir else None
         if command.cwd is not None:
@@ -66,10 +67,11 @@ class Staging:
                 say(moved)
 
     def find_data(self) -> None:
-        """Fetched once a boot by the supervisor, or into this user's cache."""
+        """Find the data, which the supervisor fetches once a boot, or fetch it into this user's
+        cache."""
         found = {path: data.find(path, self._wait_for_data) for path in self._command.data}
         used = data.take_used()
-        if self._is_local:  # else the supervisor knows: it was asked
+        if self._is_local:  # else the supervisor already knows it
             for path, place in used.items():
                 self._session.fetch(path, place, stopped=self._interrupted)
         if len(found) == 1:
@@ -83,7 +85,7 @@ class Staging:
             link.symlink_to(place.absolute())
 
     def _wait_for_data(self) -> None:
-        """A sign of life; nothing is lost by a stop that comes before the command's start."""
+        """Give a sign of life; a stop before the command's start loses nothing."""
         self._session.poll()
         if self._session.stop_in_sec is not None or self._interrupted():
             raise SystemExit(exits.INTERRUPTED)
@@ -93,7 +95,7 @@ class Staging:
         welcome, command = self._welcome, self._command
         environment = dict(os.environ)
         if environment.pop(SOCKET_VARIABLE, None):
-            # The supervisor's own code is none of the command's business.
+            # The command must not find the supervisor's own code.
             environment.pop("PYTHONPATH", None)
             environment.pop("OUTLAST_BUNDLE_DIR", None)
         path = [str(marks.programs)]

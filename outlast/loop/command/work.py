@@ -1,8 +1,9 @@
-"""What a command leaves in the folder that it runs in: its result, where it names no other place.
+"""Finds the files that a command leaves in its working folder, which are its result if it names no
+other place.
 
-The folder is listed before the command starts and after it has ended; what is new or changed then
-is the command's. Left out are caches, environments, what begins with a dot, what version control
-keeps, the run's data and other runs.
+The folder is listed before the command starts and after it has ended; new and changed files are the
+command's. Caches, environments, names that begin with a dot, files under version control, the run's
+data and other runs are left out.
 """
 
 import contextlib
@@ -20,52 +21,52 @@ from outlast.spec.file_kinds import TEMPORARY
 from outlast.spec.globs import matches
 
 FILES_MAX = 200_000
-"""A folder that holds more before the command starts is not looked through."""
+"""A folder with more files than this before the command starts is not searched."""
 LOOK_SEC = 20.0
-"""Nor one that takes longer."""
+"""A folder that takes longer to list is not searched either."""
 FILES_AT_END_MAX = 2_000_000
-"""A folder that holds more after the command's end: it takes as long as it takes."""
+"""The same limit after the command's end, when there is no time limit."""
 
 LEFT_OUT = (
     *("__pycache__", "*.pyc", "*.pyo", "*.egg-info", "*.dist-info", "node_modules"),
     *("site-packages", "venv", "env", "CVS", "lost+found", "outlast-supervisor-*"),
 )
-"""Names of files and folders that are no result, beside what begins with a dot."""
+"""Names of files and folders that are not results, besides those that begin with a dot."""
 
 DATA = ("data", "dataset", "datasets")
-"""In folders of these names only what looks like a model is a result."""
+"""Names of folders in which only files that look like a model are results."""
 
 MODELS = (
     *("*.pt", "*.pth", "*.ckpt", "*.safetensors", "*.keras", "*.h5", "*.onnx", "*.joblib", "*.pkl"),
     *("*.model", "*.ubj", "*.tflite", "*.gguf", "*.mar"),
 )
-"""Names of models."""
+"""Name patterns of models."""
 
 TRACES = (
     *("*.log", "*.log.*", "log.txt", "*_log.txt", "*-log.txt", "*.out", "*.err", "*.wandb"),
     *("events.out.tfevents.*", "*.yaml", "*.yml", "*.toml", "*.ini", "*.cfg", "*.md", "*.py"),
 )
-"""Names of files that are kept with a result and are none by themselves: a command that crashed
-leaves them, too."""
+"""Name patterns of files that are kept with a result but do not make one, because a crashed command
+leaves them too."""
 
 
 ENVIRONMENT = frozenset({"pyvenv.cfg", "conda-meta"})
-"""What an environment of Python has at its top."""
+"""Names at the top of a Python environment."""
 
 RUN = frozenset({"HEAD", "attempts"})
-"""What the folder of a run has at its top."""
+"""Names at the top of a run's folder."""
 
 
 @dataclass(frozen=True)
 class Produced:
-    """What is new or changed in the folder."""
+    """The new and changed files in the folder."""
 
     files: dict[str, Seen]
-    """What becomes the result."""
+    """The files that become the result."""
     data: tuple[str, ...] = ()
-    """Folders whose new files look like data and are left out."""
+    """Folders that are left out because their new files look like data."""
     earlier: frozenset[str] = frozenset()
-    """Those files that an earlier attempt of the run left here."""
+    """Those of the files that an earlier attempt of the run left here."""
 
     @property
     def size(self) -> int:
@@ -73,12 +74,12 @@ class Produced:
 
     @property
     def is_output(self) -> bool:
-        """Whether this attempt has left more than a trace."""
+        """Whether this attempt has left more than traces."""
         return any(not matches(name, TRACES) for name in self.files if name not in self.earlier)
 
     @property
     def models(self) -> "Produced":
-        """Only what looks like a model."""
+        """Only the files that look like models."""
         found = {name: seen for name, seen in self.files.items() if matches(name, MODELS)}
         return Produced(found, (), self.earlier)
 
@@ -94,15 +95,15 @@ NOTHING = Produced({})
 
 
 class TooMuch(Exception):
-    """The folder holds too many files to be looked through."""
+    """The folder has too many files to search."""
 
 
 class WorkFolder:
-    """The folder that a command runs in, as it was before."""
+    """A command's working folder, with its listing from before the run."""
 
     def __init__(self, root: Path, without: Iterable[Path], *, since_ns: int | None = None) -> None:
-        """``without`` are paths that are no result: data, runs, checkpoints. ``since_ns``: when the
-        run began here, where files of its earlier attempts are in the folder, too."""
+        """``without`` are paths that are not results: data, runs, checkpoints. ``since_ns``: when
+        the run began here, if the folder also has files of its earlier attempts."""
         self._root = root
         self._without = {os.path.realpath(path) for path in without}
         self._since_ns = since_ns
@@ -112,12 +113,12 @@ class WorkFolder:
 
     @property
     def is_known(self) -> bool:
-        """Whether it could be looked through."""
+        """Whether it could be searched."""
         return self._before is not None
 
     def produced(self) -> Produced:
-        """What has come or changed since the run began; nothing if the folder could not be
-        looked through before. Raises TooMuch."""
+        """The files that appeared or changed since the run began; none if the folder could not be
+        searched before. Raises TooMuch."""
         if self._before is None:
             return NOTHING
         files: dict[str, Seen] = {}
@@ -171,7 +172,7 @@ class WorkFolder:
 
 
 def told_size(size: int) -> str:
-    """A size for people."""
+    """A size in a readable form."""
     for unit, least in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= least:
             return f"{size / least:.1f} {unit}"
