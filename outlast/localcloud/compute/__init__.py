@@ -1,1 +1,1 @@
-"""Compute Engine: what clients call, and what groups and VMs do by themselves."""
+"""Compute Engine: its API, its groups and its VMs."""

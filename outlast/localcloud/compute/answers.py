@@ -1,4 +1,4 @@
-"""The model's things in the JSON forms of the API. Links are of v1; `in_version` makes them fit."""
+"""Renders the model's objects as the API's JSON, with links of v1; `in_version` adapts them."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -23,22 +23,22 @@ ACTIONS = (
 
 
 def label_fingerprint(instance: Instance) -> str:
-    """Of a VM's labels."""
+    """The fingerprint of a VM's labels."""
     return fingerprint_of(instance.properties.get("labels") or {})
 
 
 def tags_fingerprint(instance: Instance) -> str:
-    """Of a VM's tags."""
+    """The fingerprint of a VM's tags."""
     return fingerprint_of((instance.properties.get("tags") or {}).get("items") or [])
 
 
 class Answers:
-    """Answers about one project."""
+    """Renders the objects of one project."""
 
     def __init__(self, links: Links, fleet: Fleet, address_of: Callable[[Instance], str]) -> None:
-        """`address_of` gives the internal address of a VM."""
+        """`address_of` returns the internal address of a VM."""
         self.link = links.link
-        """The address of something in the project."""
+        """Returns the address of an object in the project."""
         self._head = links.head
         self._address_of = address_of
         self._fleet = fleet
@@ -58,7 +58,7 @@ class Answers:
         }
 
     def group(self, group: Group) -> Json:
-        """A managed group, with everything that its readers want to find."""
+        """A managed group, with all the fields that clients read."""
         members = list(group.members.values())
         actions = Counter(member.action for member in members)
         statuses = Counter(
@@ -115,7 +115,7 @@ class Answers:
         }
 
     def _place(self, group: Group) -> Json:
-        """The zone of a group, or its region with the zones and the shape."""
+        """The zone of a group, or its region with the zones and the target shape."""
         if not group.regional:
             return {"zone": self.link(group.place)}
         return {
@@ -194,7 +194,7 @@ class Answers:
         return answer
 
     def group_errors(self, group: Group) -> list[Json]:
-        """What `listErrors` tells, the newest first."""
+        """The items of `listErrors`, the newest first."""
         return [
             {
                 "timestamp": to_rfc3339(entry["time"]),
@@ -264,7 +264,7 @@ class Answers:
         return answer
 
     def disks(self, instance: Instance) -> list[Json]:
-        """The disks that were made with a VM."""
+        """The disks that were created with a VM."""
         zone_path = f"zones/{instance.zone}"
         answers = []
         for disk in instance.properties.get("disks") or []:

@@ -1,7 +1,7 @@
 """The front of Compute Engine's API: versions v1 and beta, checks, repeats, operations, refusals.
 
-Request bodies are held to Google's own discovery documents and to the rules that those do not say.
-"""
+Request bodies are checked against Google's own discovery documents, and against rules that those do
+not state."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -26,12 +26,12 @@ Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
 class Api:
-    """Lets calls in, and answers what their handlers give or refuse."""
+    """Authorizes and checks calls, and answers with the result or refusal of their handlers."""
 
     def __init__(
         self, cloud: Cloud, operations: Operations, until: Until, wake: Callable[[], None]
     ) -> None:
-        """`until` waits for something to be so; `wake` says that operations have changed."""
+        """`until` waits until a condition is true; `wake` reports that operations have changed."""
         self._cloud = cloud
         self._operations = operations
         self._until = until
@@ -39,11 +39,11 @@ class Api:
         self._repeats = Repeats()
 
     def forget(self) -> None:
-        """Forgets which calls were answered."""
+        """Forgets the calls that were answered."""
         self._repeats.clear()
 
     def routes(self, rows: Sequence[Row]) -> list[BaseRoute]:
-        """Those of the rows and of operations, in every version."""
+        """The routes of the rows and of operations, in every version."""
         table = [
             *rows,
             ("GET", "zones/{zone}/operations", self._list_operations, "zoneOperations.list"),
@@ -69,7 +69,8 @@ class Api:
         permission: str | None,
         method: discovery.Method,
     ) -> Callable[[Request], Awaitable[Response]]:
-        """`permission` None: a public image, of any project."""
+        """The endpoint of a handler. `permission` is None for images, which may be of any
+        project."""
 
         async def answer(request: Request) -> Response:
             body = await read_json(request)
@@ -81,7 +82,7 @@ class Api:
             call = Call(version, params, query, rules.cleaned(body), body)
             path = request.url.path.partition(f"/projects/{params['project']}/")[2]
             if request.method == "POST" and isinstance(call.body.get("name"), str):
-                path += f"/{call.body['name']}"  # of what is to be created
+                path += f"/{call.body['name']}"  # the name of the object to create
             request_id = "" if request.method == "GET" else query.get("requestId", "")
             if request_id:
                 rules.check_request_id(request_id)
@@ -89,7 +90,7 @@ class Api:
                 content = await self._repeats.once(
                     key, lambda: self._handle(handler, call, request.method, path)
                 )
-                with suppress(KeyError):  # not an operation, or one of long ago
+                with suppress(KeyError):  # not an operation, or a forgotten one
                     content = self._operations.shown(content["name"])
             else:
                 content = await self._handle(handler, call, request.method, path)

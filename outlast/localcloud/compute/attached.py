@@ -1,7 +1,6 @@
-"""Disks that come to a VM and go: what `attachDisk` and `detachDisk` make of its list of disks.
+"""Attaches and detaches disks: how `attachDisk` and `detachDisk` change a VM's list of disks.
 
-No byte of them is seen in the guest, as of every declared disk.
-"""
+Guests see no bytes of an attached disk, as of any declared disk."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,11 +14,12 @@ NOT_THERE = {
     "boot": "boots no VM from a disk that was attached to it",
     "autoDelete": "deletes no attached disk with its VM",
 }
-"""Of an `attachDisk` body, and what the local cloud does not do if it is set."""
+"""Fields of an `attachDisk` body that the local cloud does not support, each with the reason."""
 
 
 def attached(disks: list[Disk], body: Mapping[str, Any], source: str) -> list[Disk]:
-    """A VM's disks with the one of an `attachDisk` body beside them; `source` is its link."""
+    """A VM's disks with the one of an `attachDisk` body added. `source` is its link. Raises
+    ApiError."""
     if body.get("initializeParams"):
         raise rules.invalid(
             "initializeParams", "", "It is not possible to create and attach a disk at once."
@@ -47,7 +47,7 @@ def attached(disks: list[Disk], body: Mapping[str, Any], source: str) -> list[Di
 
 
 def detached(disks: list[Disk], device: str) -> list[Disk]:
-    """A VM's disks without the one of a device name."""
+    """A VM's disks without the one of a device name. Raises ApiError."""
     found = next((disk for disk in disks if disk["deviceName"] == device), None)
     if found is None:
         raise rules.invalid(
@@ -63,8 +63,8 @@ def detached(disks: list[Disk], device: str) -> list[Disk]:
 
 
 def check_free(path: str, mode: str, users: Iterable[tuple[str, Disk]]) -> None:
-    """ApiError: the disk at `path` has a VM that shares it with no other. `users`: the paths of
-    its VMs, and how each has it."""
+    """Raises ApiError if the disk at `path` is attached to a VM and not read-only on both sides.
+    `users`: the paths of its VMs, and how each has attached it."""
     for user, disk in users:
         if mode != "READ_ONLY" or disk["mode"] != "READ_ONLY":
             raise ApiError(

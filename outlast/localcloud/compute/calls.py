@@ -1,4 +1,4 @@
-"""A call of the Compute API that was let in, and what the handlers of calls share."""
+"""An authorized call of the Compute API, and the helpers that handlers share."""
 
 import asyncio
 import re
@@ -21,14 +21,14 @@ TEMPLATE_REFERENCE = re.compile(
 
 @dataclass(frozen=True)
 class Call:
-    """A request that was let in."""
+    """An authorized request."""
 
     version: str
     params: Mapping[str, str]
     query: Mapping[str, str]
     body: Json
     sent: Json
-    """The body with its nulls, by which a patch takes fields away."""
+    """The body with its nulls: a patch uses them to remove fields."""
 
     def __getitem__(self, name: str) -> str:
         return self.params[name]
@@ -36,7 +36,8 @@ class Call:
 
 Handler = Callable[[Call], Awaitable[Json]]
 Row = tuple[str, str, Handler, str | None]
-"""Method, path below a project, handler, permission; None for the last: a public image."""
+"""Method, path below a project, handler, permission. The permission is None for images, which may
+be of any project."""
 
 
 def place_of(call: Call) -> str:
@@ -45,14 +46,14 @@ def place_of(call: Call) -> str:
 
 
 def unknown(path: str) -> ApiError:
-    """404 for what is at no such path."""
+    """A 404 for a path that does not exist."""
     return ApiError(404, f"The resource '{path}' was not found")
 
 
 def aggregated(
     kind: str, name: str, scopes: Mapping[str, Sequence[Any]], shown: Callable[[Any], Json]
 ) -> Json:
-    """A list of everything by zone and region; of one without anything it says so."""
+    """An aggregated list, by zone and region; an empty scope has a warning instead of items."""
     items = {
         scope: {name: list(map(shown, found))} if found else nothing_in(scope)
         for scope, found in scopes.items()
@@ -61,19 +62,19 @@ def aggregated(
 
 
 def listed(kind: str, items: Iterable[Json]) -> Json:
-    """A list of one place."""
+    """A list of one zone, region or the project."""
     return {"kind": f"compute#{kind}", "items": list(items)}
 
 
 class Repeats:
-    """Calls with a `requestId`: one that is repeated does nothing, and is answered as the first."""
+    """Calls with a `requestId`: a repeated call does nothing and gets the first call's answer."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, ...], asyncio.Task[Json]] = OrderedDict()
 
     async def once(self, key: tuple[str, ...], do: Callable[[], Coroutine[Any, Any, Json]]) -> Json:
-        """The answer of `do`, which is called if none of that key is known. A call that was
-        refused may be made again."""
+        """Calls `do` if the key is unknown, and returns its answer. A refused call may be
+        repeated."""
         task = self._known.get(key)
         if task is None:
             task = self._known[key] = asyncio.create_task(do())

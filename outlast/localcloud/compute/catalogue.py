@@ -1,4 +1,4 @@
-"""What the local cloud has to offer: zones, machine types and images. A small, fixed choice."""
+"""The zones, machine types and images of the local cloud: a small, fixed choice."""
 
 import re
 import zlib
@@ -53,7 +53,7 @@ IMAGE_REFERENCE = re.compile(
 
 @dataclass(frozen=True)
 class MachineType:
-    """CPUs and memory of a VM; the local VM has those of this machine, whatever this says."""
+    """CPUs and memory of a VM. A local VM has those of this machine, whatever its type."""
 
     name: str
     cpus: int
@@ -62,16 +62,16 @@ class MachineType:
 
 @dataclass(frozen=True)
 class Image:
-    """What a boot disk starts from."""
+    """An image, from which a boot disk starts."""
 
     project: str
     family: str
     name: str
     size_gb: int
     folder: Path | None = None
-    """Holds `opt/outlast`; None: nothing but the system itself."""
+    """Folder with `opt/outlast`; None: only the system itself."""
     state: str = "ACTIVE"
-    """ACTIVE, DEPRECATED (no longer its family's), or OBSOLETE and DELETED (of no use any more)."""
+    """ACTIVE, DEPRECATED (no longer its family's), OBSOLETE or DELETED (no longer usable)."""
 
     @property
     def id(self) -> str:
@@ -112,12 +112,12 @@ def region_of(zone: str) -> str:
 
 
 def has_zone(zone: str) -> bool:
-    """Whether there is such a zone."""
+    """Whether the zone exists."""
     return zone in ZONES.get(region_of(zone), ())
 
 
 class Catalogue:
-    """The choice with a project's own images."""
+    """The fixed choice and a project's own images."""
 
     def __init__(self, project: str, images: Mapping[str, Path]) -> None:
         """`images`: folders by `PROJECT/FAMILY`; each family has one image."""
@@ -128,7 +128,8 @@ class Catalogue:
             self.images.append(Image(owner, family, f"{family}-local", 10, folder))
 
     def offer(self, image: Image) -> None:
-        """Puts in an image of the project, the newest of its family unless it was there."""
+        """Adds an image of the project as the newest of its family, or replaces the image of that
+        name."""
         for index, known in enumerate(self.images):
             if (known.project, known.name) == (image.project, image.name):
                 self.images[index] = image
@@ -136,7 +137,7 @@ class Catalogue:
         self.images.insert(0, image)
 
     def withdraw(self, name: str) -> None:
-        """Takes an image of the project away."""
+        """Removes an image of the project."""
         self.images = [i for i in self.images if (i.project, i.name) != (self.project, name)]
 
     def image(self, reference: str) -> Image | None:
@@ -155,7 +156,7 @@ class Catalogue:
         return None
 
     def vet(self, properties: Mapping, zone: str) -> Fault | None:
-        """What keeps a VM of these properties from being created."""
+        """The reason that a VM of these properties cannot be created in a zone; None if it can."""
         name = str(properties.get("machineType"))
         if machine_type(name) is None:
             path = f"projects/{self.project}/zones/{zone}/machineTypes/{name}"
@@ -185,7 +186,8 @@ class Catalogue:
 
 
 def _vet_maintenance(name: str, properties: Mapping) -> Fault | None:
-    """Whether VMs of that machine type are moved, or stopped, when their host is maintained."""
+    """Checks whether the machine type allows its policy for host maintenance: to migrate or to
+    stop."""
     scheduling = properties.get("scheduling") or {}
     if scheduling.get("preemptible") or scheduling.get("provisioningModel") == "SPOT":
         return None

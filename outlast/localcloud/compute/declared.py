@@ -1,8 +1,8 @@
-"""What is declared and only kept: networks, subnetworks, routers, firewalls, disks, images.
+"""Objects that are declared and only stored: networks, subnetworks, routers, firewalls, disks,
+images.
 
-No packet is routed here and no disk holds a byte: each is checked, named, linked and answered as
-Compute Engine does, so that programs which declare one find what they declared.
-"""
+No packet is routed and no disk holds data: each object is checked, named, linked and answered as
+Compute Engine does, so that programs find what they declared."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -25,7 +25,7 @@ from outlast.localcloud.compute.given import Given
 from outlast.localcloud.compute.links import Json, Links, fingerprint
 from outlast.localcloud.compute.project_images import ProjectImages
 
-# Output only: a body may carry them, for clients send back whole answers.
+# Output only. A body may contain them, because clients send back whole answers.
 OUTPUT_FIELDS = frozenset(
     {"kind", "id", "creationTimestamp", "selfLink", "selfLinkWithId", "fingerprint", "status"}
     | {"labelFingerprint", "region", "zone", "users"}
@@ -33,7 +33,7 @@ OUTPUT_FIELDS = frozenset(
 
 
 class Declared:
-    """The declared things of one project."""
+    """The declared objects of one project."""
 
     def __init__(
         self,
@@ -46,8 +46,9 @@ class Declared:
         users: Callable[[str], Sequence[str]],
         images: ProjectImages,
     ) -> None:
-        """`operation(kind, path, target id)` records what was done; `disks(zone)` are the VMs';
-        `users(path)` are the paths of the VMs that a declared disk is attached to."""
+        """`operation(kind, path, target id)` records an operation. `disks(zone)` returns the disks
+        of the VMs. `users(path)` returns the paths of the VMs that a declared disk is attached
+        to."""
         self._state = state
         self._table = state.table("compute/declared")
         self._images = images
@@ -60,16 +61,16 @@ class Declared:
         self._users = users
 
     def paths(self) -> list[str]:
-        """What is declared, for audits."""
+        """The paths of all declared objects, for audits."""
         return list(self._table)
 
     def clear(self) -> None:
-        """Forgets everything that was declared."""
+        """Forgets all declared objects."""
         self._images.clear()
         self._table.clear()
 
     def routes(self) -> list[Row]:
-        """The calls that every kind has, below a project; `SpecialCalls` has the others."""
+        """The routes that every kind has, below a project; `SpecialCalls` has the others."""
         table: list[Row] = []
         for kind in KINDS:
             one = kind.path + "/{name}"
@@ -88,7 +89,7 @@ class Declared:
                 table.append(("POST", one + "/setLabels", self._on(kind, self._label), labels))
         return table
 
-    # What every kind has
+    # Calls of every kind
 
     def _on(self, kind: Kind, work: "Callable[[Kind, Call], Json]") -> Handler:
         async def handle(call: Call) -> Json:
@@ -100,7 +101,7 @@ class Declared:
         return kind.path.format_map(dict(call.params))
 
     def entry(self, kind: Kind, call: Call) -> Entry:
-        """The declared thing that a call names, by its name or its number."""
+        """The declared object that a call names, by its name or its number. Raises ApiError."""
         place, asked = self._place(kind, call), call["name"]
         for key in (f"{place}/{asked}", *(self._table if asked.isdigit() else ())):
             entry = self._table.get(key)
@@ -116,7 +117,7 @@ class Declared:
         return ApiError(404, f"The resource 'projects/{project}{path}' was not found")
 
     def _given(self, kind: Kind, call: Call) -> list[Json]:
-        """What is there without having been declared."""
+        """The objects of a kind that exist without a declaration."""
         if kind is NETWORK:
             return [self._given_things.network()]
         if kind is SUBNETWORK:
@@ -128,7 +129,7 @@ class Declared:
         return []
 
     def shown(self, kind: Kind, entry: Entry) -> Json:
-        """The JSON of a declared thing."""
+        """The JSON of a declared object."""
         answer = {
             "kind": f"compute#{kind.one}",
             "id": entry["id"],
@@ -151,7 +152,7 @@ class Declared:
         return {**answer, **entry["body"]}
 
     def insert(self, kind: Kind, call: Call) -> Json:
-        """Declares a thing; the operation."""
+        """Declares an object; returns the operation."""
         place = self._place(kind, call)
         name = rules.check_name("resource.name", call.body.get("name"))
         path = f"{place}/{name}"
@@ -177,7 +178,7 @@ class Declared:
         return kept
 
     def _network(self, reference: str) -> str:
-        """The link of a network that is there."""
+        """The link of an existing network; raises ApiError."""
         path = f"global/networks/{reference.rpartition('/')[2]}"
         if path != DEFAULT_NETWORK and path not in self._table:
             raise rules.invalid(
@@ -208,7 +209,7 @@ class Declared:
         }
 
     def change(self, kind: Kind, entry: Entry, body: Json, operation: str) -> Json:
-        """Keeps a thing's new body, once it is checked; the operation."""
+        """Checks and stores an object's new body; returns the operation."""
         changed = {**entry, "body": body, "fingerprint": entry["fingerprint"] + 1}
         self._table[entry["path"]] = self._settled(kind, changed)
         return self._operation(operation, entry["path"], entry["id"])
@@ -248,7 +249,8 @@ class Declared:
         return self._operation("delete", entry["path"], entry["id"])
 
     def _user_of(self, kind: Kind, path: str, call: Call) -> str | None:
-        """The path of what needs it: another declared thing, or the VM that a disk is of."""
+        """The path of its user: another declared object, or the VM of a disk; None if it has
+        none."""
         if kind is NETWORK:
             link = self._links.link(path)
             users = (key for key in self._table if self._table[key]["body"].get("network") == link)
@@ -259,10 +261,10 @@ class Declared:
             return own or next(iter(self._users(path)), None)
         return None
 
-    # What single kinds have
+    # Calls of single kinds
 
     def disk_path(self, zone: str, reference: str) -> str:
-        """The path of a declared disk of a zone that a `source` names."""
+        """The path of the declared disk of a zone that a `source` names. Raises ApiError."""
         place, _, name = reference.partition("/disks/")
         path = f"zones/{zone}/disks/{name}"
         if not name or place.rpartition("zones/")[2] != zone:
@@ -273,7 +275,7 @@ class Declared:
         return path
 
     def disk_size_gb(self, reference: str) -> int:
-        """The size of a declared disk or a VM's."""
+        """The size in GB of a declared disk or of a VM's disk. Raises ApiError."""
         place, _, name = reference.partition("/disks/")
         zone = place.rpartition("/")[2]
         entry = self._table.get(f"zones/{zone}/disks/{name}")
@@ -287,7 +289,7 @@ class Declared:
         )
 
     def link(self, path: str) -> str:
-        """The address of something in the project."""
+        """The address of an object in the project."""
         return self._links.link(path)
 
     def _subnetworks_of(self, entry: Entry) -> list[str]:

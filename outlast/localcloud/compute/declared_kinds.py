@@ -1,4 +1,4 @@
-"""The kinds of things that are declared and only kept, and the rules of each."""
+"""The kinds of objects that are declared and only stored, and the rules of each."""
 
 import ipaddress
 from collections.abc import Callable
@@ -33,18 +33,18 @@ NAT_DEFAULTS = {
 
 
 class Project(Protocol):
-    """What the rules ask about the rest of the project."""
+    """The rest of the project, as the rules need it."""
 
     def link(self, path: str) -> str:
-        """The address of something in the project."""
+        """The address of an object in the project."""
         ...
 
     def image_size_gb(self, reference: str) -> int:
-        """The size of the image that a field means; ApiError if it does not exist."""
+        """The size in GB of the image that a field names; ApiError if it does not exist."""
         ...
 
     def disk_size_gb(self, reference: str) -> int:
-        """The size of the disk that a field means; ApiError if it does not exist."""
+        """The size in GB of the disk that a field names; ApiError if it does not exist."""
         ...
 
 
@@ -53,14 +53,14 @@ Settle = Callable[[Project, Entry], Json]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of thing that is declared."""
+    """A kind of declared object."""
 
     collection: str
     one: str
-    """As in `compute#network`, and in the sentence that it is used."""
+    """The singular, as in `compute#network` and in the message that it is in use."""
     scope: str
     settle: Settle
-    """The whole body of what was asked for, checked, with what the API fills in."""
+    """Checks the requested body, and returns it with the API's defaults."""
     fixed: frozenset[str] = frozenset()
     """Fields that a patch cannot change."""
     labelled: bool = False
@@ -71,7 +71,7 @@ class Kind:
 
 
 def network_of(text: str) -> ipaddress.IPv4Network:
-    """The addresses of a range; ApiError if it is none."""
+    """The addresses of a range; ApiError if the text is not a range."""
     try:
         return ipaddress.IPv4Network(text)
     except ValueError:
@@ -167,7 +167,7 @@ def _settled_image(project: Project, entry: Entry) -> Json:
     if len(sources) != 1:
         raise ApiError(400, f"Exactly one of {', '.join(SOURCES)} must be specified.")
     size_gb = DEFAULT_SIZE_GB
-    if "diskSizeGb" in body:  # kept from its creation, whatever became of the source
+    if "diskSizeGb" in body:  # set when it was created; the source may have changed since
         size_gb = body["diskSizeGb"]
     elif "sourceImage" in sources:
         size_gb = project.image_size_gb(body["sourceImage"])

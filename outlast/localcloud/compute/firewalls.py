@@ -1,5 +1,7 @@
-"""Which packets a network's firewall rules let in. Nothing is routed here: it is asked for the
-health checks' questions, which the real platform does not let in either without a rule."""
+"""Decides which packets a network's firewall rules allow.
+
+Nothing is routed here: the answer matters for health checks, which the real platform also blocks
+without a rule."""
 
 import ipaddress
 from collections.abc import Iterable, Mapping
@@ -21,8 +23,8 @@ def lets_in(
     source: str,
     port: int,
 ) -> bool:
-    """Whether TCP from an address reaches a port of a VM with these tags and this account: by the
-    rule of the lowest priority number that is meant, a refusal before a permission of the same."""
+    """Whether TCP from an address reaches a port of a VM with these tags and this account. The
+    matching rule with the lowest priority number decides; at the same priority, a denial wins."""
     own = set(tags)
     meant = [
         rule
@@ -44,7 +46,8 @@ def _is_target(rule: Mapping[str, Any], tags: set[str], account: str) -> bool:
 
 
 def _is_from(rule: Mapping[str, Any], source: str) -> bool:
-    """By address: a rule that means tags or accounts means VMs."""
+    """Whether a rule matches a source address; rules with source tags or accounts match only
+    VMs."""
     address = ipaddress.ip_address(source)
     return any(address in ipaddress.ip_network(one) for one in rule.get("sourceRanges") or [])
 
@@ -61,10 +64,10 @@ def _covers(rule: Mapping[str, Any], port: int) -> bool:
 
 
 class Firewalls:
-    """The firewall rules that a project has declared."""
+    """The declared firewall rules of a project."""
 
     def __init__(self, declared: Mapping[str, Entry]) -> None:
-        """`declared` has everything that is declared, by path."""
+        """`declared` holds all declared objects, by path."""
         self._declared = declared
 
     def lets_in(self, properties: Json, account: str, sources: Iterable[str], port: int) -> bool:
@@ -86,7 +89,7 @@ class Firewalls:
         )
 
     def _network_behind(self, interface: Json) -> str:
-        """The network that a VM's interface is in, by itself or by its subnetwork."""
+        """The network of a VM's interface, named directly or by its subnetwork."""
         if interface.get("network"):
             return str(interface["network"])
         path = str(interface.get("subnetwork") or "").partition("/regions/")[2]

@@ -16,7 +16,7 @@ from outlast.localcloud.compute.links import HOST, Json, Links, fingerprint
 
 
 class Given:
-    """Answers about what is given, and the API's calls for it."""
+    """Renders these objects, and answers the API's calls for them."""
 
     def __init__(self, project: str, project_number: str, links: Links, capacity: Capacity) -> None:
         self._project = project
@@ -25,7 +25,7 @@ class Given:
         self._capacity = capacity
 
     def routes(self) -> list[Row]:
-        """Every path of theirs."""
+        """The routes of these calls."""
         machine_types = "zones/{zone}/machineTypes"
         return [
             ("GET", "", self._get_project, "projects.get"),
@@ -112,7 +112,7 @@ class Given:
         }
 
     def image(self, image: Image) -> Json:
-        """An image, of whichever project."""
+        """An image of any project."""
         return {
             "kind": "compute#image",
             "id": image.id,
@@ -155,5 +155,5 @@ class Given:
 
 
 def _number(name: str) -> str:
-    """An id for something that was always there."""
+    """An id for an object that always existed."""
     return str(int.from_bytes(name.encode()[:7].ljust(7, b"\0"), "big"))

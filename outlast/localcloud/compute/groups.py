@@ -19,8 +19,8 @@ from outlast.localcloud.compute.fleet.model import Group
 from outlast.localcloud.compute.links import Json, fingerprint
 from outlast.localcloud.compute.platform import Platform
 
-# What a group's answer adds or keeps elsewhere; a body may carry it, for clients send back whole
-# answers.
+# Fields that a group's answer adds or that are stored elsewhere. A body may contain them, because
+# clients send back whole answers.
 OUTPUT_FIELDS = (
     *("kind", "id", "creationTimestamp", "selfLink", "zone", "region", "instanceGroup", "status"),
     *("currentActions", "fingerprint", "name", "targetSize", "versions", "instanceTemplate"),
@@ -29,7 +29,7 @@ OUTPUT_FIELDS = (
 
 
 class Groups:
-    """Answers the calls for groups."""
+    """Answers the API's calls for groups."""
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
@@ -38,7 +38,7 @@ class Groups:
         self._operations = platform.operations
 
     def routes(self) -> list[Row]:
-        """Every path of theirs."""
+        """The routes of these calls."""
         table: list[Row] = [
             (
                 *("GET", "aggregated/instanceGroupManagers", self._aggregate_groups),
@@ -94,7 +94,8 @@ class Groups:
         return self._operations.record(kind, group.path, group.id, done)
 
     def _versions(self, call: Call) -> list[Json] | None:
-        """The versions that a body asks for, each with the template that it means."""
+        """The requested versions of a body, each with its template; None if it names none. Raises
+        ApiError."""
         body, region = call.body, call.params.get("region") or region_of(call["zone"])
         if body.get("versions"):
             asked = [dict(version) for version in body["versions"]]
@@ -215,7 +216,7 @@ class Groups:
         return {"items": self._answers.group_errors(self._group(call))}
 
     def _named(self, call: Call, group: Group) -> list[str]:
-        """The members that a call names by URL."""
+        """The names of the members that a call names by URL. Raises ApiError."""
         names = []
         lenient = bool(call.body.get("skipInstancesOnValidationError"))
         for reference in call.body.get("instances") or []:

@@ -1,4 +1,4 @@
-"""Asks VMs for their health, as the platform's health checks do."""
+"""Probes VMs, as the platform's health checks do."""
 
 import asyncio
 from typing import Any
@@ -9,19 +9,19 @@ TIMEOUT_SEC = 5
 KINDS = ("httpHealthCheck", "http2HealthCheck", "httpsHealthCheck", "tcpHealthCheck")
 MATCHED_BYTES = 1024
 SOURCES = ("130.211.0.1", "35.191.0.1")
-"""One address of each of the ranges that the platform asks from."""
+"""One address of each range that the platform probes from."""
 ADDRESSES = 254
-"""Of a cloud; only without processes are there more VMs, who then share them."""
+"""Addresses of one cloud. Only without processes can there be more VMs, which then share them."""
 
 
 def vm_address(cloud_port: int, number: int) -> str:
-    """A VM's internal address by its number, from 1: a separate one on this machine's loopback, so
-    that two VMs may listen on one port, those of another local cloud too."""
+    """A VM's internal address by its number, from 1. Each VM has a separate address on this
+    machine's loopback, so that two VMs may listen on one port, also across local clouds."""
     return f"127.{cloud_port >> 8}.{cloud_port & 255}.{(number - 1) % ADDRESSES + 1}"
 
 
 def port_of(check: HealthCheck) -> int:
-    """The port that is asked."""
+    """The port that a health check probes."""
     kind = _kind(check)
     rules: dict[str, Any] = check.body.get(kind) or {}
     return int(rules.get("port") or (80 if kind == "httpHealthCheck" else 443))
@@ -32,8 +32,8 @@ def _kind(check: HealthCheck) -> str:
 
 
 async def probe(check: HealthCheck, host: str) -> bool:
-    """Whether the VM at the address answers as the check wants: over HTTP with 200, else by taking
-    the connection."""
+    """Whether the VM at the address is healthy: over HTTP it must answer 200, otherwise accept the
+    connection."""
     kind, port = _kind(check), port_of(check)
     rules: dict[str, Any] = check.body.get(kind) or {}
     try:

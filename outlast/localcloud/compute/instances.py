@@ -24,18 +24,18 @@ from outlast.localcloud.compute.platform import Platform
 from outlast.localcloud.compute.vm_disks import VmDisks
 from outlast.localcloud.vm.serial import read_serial
 
-# The operation, not the call, reports what a zone or a quota lacks.
+# These errors are reported by the operation, not by the call.
 LACKS = ("ZONE_RESOURCE_POOL_EXHAUSTED", "QUOTA_EXCEEDED")
 CHANGED_WHILE_RUNNING = {"automaticRestart", "onHostMaintenance"}
 
 
 class Instances:
-    """Answers the calls for VMs."""
+    """Answers the API's calls for VMs."""
 
     def __init__(
         self, platform: Platform, disks: VmDisks, disk_path: Callable[[str, str], str]
     ) -> None:
-        """`disk_path` gives the path of the declared disk of a zone that a `source` names."""
+        """`disk_path` returns the path of the declared disk of a zone that a `source` names."""
         self._platform = platform
         self._disks = disks
         self._disk_path = disk_path
@@ -44,7 +44,7 @@ class Instances:
         self._operations = platform.operations
 
     def routes(self) -> list[Row]:
-        """Every path of theirs."""
+        """The routes of these calls."""
         vm = "zones/{zone}/instances"
         table: list[Row] = [
             ("GET", "aggregated/instances", self._aggregate_instances, "instances.list"),
@@ -90,7 +90,7 @@ class Instances:
         return self._operations.record(kind, path, instance.id, done)
 
     def _refused(self, kind: str, zone: str, name: str, number: str, fault: Fault) -> Json:
-        """The operation of a call that was let in and found no room or no quota."""
+        """The failed operation of an authorized call that found no room or quota."""
         path = f"zones/{zone}/instances/{name}"
         return self._operations.record(kind, path, number, error=fault)
 
@@ -98,7 +98,8 @@ class Instances:
         return self._shown_instance(self._instance(call))
 
     async def _insert_instance(self, call: Call) -> Json:
-        """A VM of no group. Unlike a group's it is refused if it cannot be created."""
+        """Creates a VM without a group. Unlike a group's VM, it is refused if it cannot be
+        created."""
         name = rules.check_name("resource.name", call.body.get("name"))
         body = {key: value for key, value in call.body.items() if key not in ("name", "zone")}
         reference = call.query.get("sourceInstanceTemplate")
@@ -208,7 +209,8 @@ class Instances:
         return self._instance_operation("setTags", instance)
 
     async def _set_scheduling(self, call: Call) -> Json:
-        """What happens to a VM when its host ends may change while it runs; nothing else may."""
+        """Changes a VM's scheduling. Only its reaction to the end of its host may change while it
+        runs."""
         instance = self._instance(call)
         changes = {
             key: value for key, value in call.body.items() if value != instance.scheduling.get(key)
@@ -242,8 +244,8 @@ class Instances:
         return self._instance_operation("attachDisk", instance)
 
     def _free_disk(self, zone: str, body: Json) -> str:
-        """The link of the declared disk that a body's `source` names; ApiError: it is not there,
-        or another VM has it."""
+        """The link of the declared disk that a body's `source` names. Raises ApiError if it does
+        not exist or another VM uses it."""
         path = self._disk_path(zone, str(body.get("source") or ""))
         project = f"projects/{self._platform.project}"
         users = [(f"{project}/{user}", disk) for user, disk in self._disks.users_of(path)]
@@ -275,7 +277,7 @@ class Instances:
             raise rules.invalid("start", start, "Must be a whole number.")
         contents, first, end = b"", 0, 0
         file = self._platform.hypervisor.serial(instance.name)
-        if file and port == "1":  # a guest's system writes to the first alone
+        if file and port == "1":  # a guest's system writes only to the first port
             contents, first, end = read_serial(file, int(start))
         return {
             "kind": "compute#serialPortOutput",

@@ -1,4 +1,5 @@
-"""Addresses of things in the project, what all their JSON begins with, and fingerprints."""
+"""Addresses of objects in the project, the fields that all their JSON begins with, and
+fingerprints."""
 
 import base64
 import hashlib
@@ -13,17 +14,17 @@ HOST = "https://www.googleapis.com/compute"
 
 
 class Links:
-    """The addresses of one project. They are of v1; `in_version` makes them fit."""
+    """The addresses of one project, of v1; `in_version` adapts them."""
 
     def __init__(self, project: str) -> None:
         self._project = project
 
     def link(self, path: str) -> str:
-        """The address of something in the project."""
+        """The address of an object in the project."""
         return f"{HOST}/v1/projects/{self._project}/{path}"
 
     def head(self, kind: str, path: str, number: str, created: float) -> Json:
-        """What the JSON of anything begins with."""
+        """The fields that the JSON of every object begins with."""
         return {
             "kind": f"compute#{kind}",
             "id": number,
@@ -34,7 +35,7 @@ class Links:
 
 
 def in_version(value: Any, version: str) -> Any:
-    """An answer with the links of the version that was asked."""
+    """An answer with the links of the requested version."""
     if isinstance(value, dict):
         return {key: in_version(item, version) for key, item in value.items()}
     if isinstance(value, list):
@@ -45,11 +46,11 @@ def in_version(value: Any, version: str) -> Any:
 
 
 def fingerprint(number: int) -> str:
-    """A counter in the form of a fingerprint."""
+    """A counter as a fingerprint."""
     return base64.b64encode(number.to_bytes(8, "big")).decode()
 
 
 def fingerprint_of(content: Any) -> str:
-    """The fingerprint of what a client may change only after having read it."""
+    """The fingerprint of content that a client must read before it changes it."""
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
     return base64.b64encode(digest[:8]).decode()

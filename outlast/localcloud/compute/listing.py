@@ -1,4 +1,4 @@
-"""Pages, filters and orders what the Compute API lists."""
+"""Pages, filters and sorts the lists of the Compute API."""
 
 import base64
 import json
@@ -12,7 +12,7 @@ Json = dict[str, Any]
 Test = Callable[[Json], bool]
 
 MAX_PAGE = 500
-"""Also if a query asks for no size."""
+"""Items of a page, also if the query names no size."""
 ITEMS = ("items", "managedInstances")
 TOKEN = re.compile(
     r"""\s*(?:(?P<punct>[()]|!=|<=|>=|[=:<>])
@@ -24,7 +24,8 @@ COMPARISONS = ("=", "!=", ":", "<", ">", "<=", ">=", "eq", "ne")
 
 
 def page(content: Json, query: dict[str, str]) -> Json:
-    """The part of a list's answer that the query asks for; anything else is left as it is."""
+    """The page of a list that the query asks for; other answers are returned unchanged. Raises
+    ApiError."""
     name = next((name for name in ITEMS if name in content), None)
     if name is None:
         return content
@@ -45,7 +46,7 @@ def page(content: Json, query: dict[str, str]) -> Json:
 
 
 def nothing_in(scope: str) -> Json:
-    """What an aggregated list has of a zone or region without anything on this page."""
+    """The content of a zone or region without items on this page of an aggregated list."""
     warning = {
         "code": "NO_RESULTS_ON_PAGE",
         "message": f"There are no results for scope '{scope}' on this page.",
@@ -55,7 +56,7 @@ def nothing_in(scope: str) -> Json:
 
 
 def _flat(scopes: Json) -> Iterator[tuple[str, str, Json]]:
-    """What an aggregated list has, each with its scope and the name of its kind."""
+    """Yields the items of an aggregated list, each with its scope and the name of its kind."""
     for scope, content in scopes.items():
         for name, value in content.items():
             if isinstance(value, list):
@@ -63,7 +64,7 @@ def _flat(scopes: Json) -> Iterator[tuple[str, str, Json]]:
 
 
 def _scopes(scopes: Json, found: list[tuple[str, str, Json]]) -> Json:
-    """All scopes, with what was found in them."""
+    """All scopes, with the items found in them."""
     kept: Json = {scope: nothing_in(scope) for scope in scopes}
     for scope, name, item in found:
         if "warning" in kept[scope]:
@@ -104,7 +105,7 @@ def _first(token: str, query: dict[str, str]) -> int:
 
 
 def parse_filter(text: str) -> Test:
-    """The test that a filter expression means; ApiError 400 if it means none.
+    """The test of a filter expression. Raises ApiError 400 if it is not valid.
 
     `name = x`, `labels.a:*`, `(a = 1) (b != 2)`, `status = (…)` with AND, OR, NOT and brackets;
     `eq` and `ne` with a regular expression for the whole value.
@@ -140,7 +141,7 @@ def _refusal(text: str) -> ApiError:
 
 
 class _Parser:
-    """Recursive descent over the tokens: OR below AND below NOT, as the API binds them."""
+    """A recursive descent parser: OR binds less than AND, and AND less than NOT, as in the API."""
 
     def __init__(self, text: str, tokens: list[tuple[str, str]]) -> None:
         self._text = text
@@ -208,7 +209,7 @@ class _Parser:
 
 
 def _values(item: Any, field: str) -> list[str]:
-    """Every value at a path with dots, through lists too, in text."""
+    """Every value at a dotted path, through lists too, as text."""
     if field:
         head, _, rest = field.partition(".")
         if isinstance(item, list):

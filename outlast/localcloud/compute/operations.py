@@ -1,4 +1,4 @@
-"""Operations: what calls that change something answer, and those that are slow or fail."""
+"""Operations: the answers of calls that change something; they may be made slow or fail."""
 
 import re
 import secrets
@@ -13,7 +13,7 @@ from outlast.localcloud.compute.fleet.model import Fault
 Json = dict[str, Any]
 
 KEPT_OPERATIONS = 1000
-# How HTTP would have said what an operation's error says; anything else is a bad request.
+# The HTTP status that matches an operation's error; any other error is a bad request.
 HTTP_OF_ERROR = {
     "QUOTA_EXCEEDED": (403, "FORBIDDEN"),
     "RESOURCE_NOT_FOUND": (404, "NOT FOUND"),
@@ -24,7 +24,7 @@ HTTP_OF_ERROR = {
 
 @dataclass
 class Trouble:
-    """What befalls operations: they take longer than their work, or fail and change nothing."""
+    """A planned fault of operations: they take longer than their work, or fail without a change."""
 
     match: re.Pattern[str]
     delay_sec: float
@@ -60,7 +60,8 @@ class Operations:
         done: Callable[[], bool] = lambda: True,
         error: Fault | None = None,
     ) -> Json:
-        """The operation of a call: finished, unless `done` says otherwise."""
+        """Records the operation of a call, finished unless `done` says otherwise; returns its
+        JSON."""
         now = self._clock.now()
         name = f"operation-{int(now * 1000)}-{secrets.token_hex(8)}"
         scope = "global" if path.startswith("global/") else "/".join(path.split("/")[:2])
@@ -89,7 +90,7 @@ class Operations:
         return self.shown(name)
 
     def shown(self, name: str) -> Json:
-        """An operation as it is now; KeyError if there is none."""
+        """The current JSON of an operation; KeyError if it does not exist."""
         operation = self._operations[name]
         answer = operation.answer
         if "endTime" not in answer and self.finished(name):
@@ -101,7 +102,7 @@ class Operations:
         return {**shown, "status": "RUNNING", "progress": 0}
 
     def finished(self, name: str) -> bool:
-        """Whether an operation's work is done and its time has passed."""
+        """Whether an operation's work is done and its delay has passed."""
         operation = self._operations[name]
         return operation.done() and operation.not_before <= self._clock.now()
 
@@ -116,14 +117,14 @@ class Operations:
         return [self.shown(name) for name in reversed(names)]
 
     def next_time(self) -> float | None:
-        """When the next slow operation's time has passed."""
+        """When the next slow operation's delay ends."""
         now = self._clock.now()
         return min(
             (o.not_before for o in self._operations.values() if o.not_before > now), default=None
         )
 
     def forget(self) -> None:
-        """Forgets the operations; what befalls them stays."""
+        """Forgets the operations, but not the planned faults."""
         self._operations.clear()
 
     # Faults
@@ -137,22 +138,21 @@ class Operations:
         times: int | None = None,
         applies: Callable[[str], bool] = lambda path: True,
     ) -> None:
-        """Lets something befall operations from now on: so many (None: all) of those whose whole
-        `METHOD PATH` is a match of the regular expression and whose path applies.
+        """Plans a fault for the next `times` (None: all) operations whose `METHOD PATH` matches the
+        whole regular expression and whose path applies.
 
-        A path begins below the project and has the name of what is created:
-        `POST zones/.*/instanceGroupManagers/g1`. A delayed operation's work is done at once, but it
-        is RUNNING for so long; one with an error, (code, message), changes nothing.
-        """
+        A path begins below the project and ends with the name of the object to create: `POST
+        zones/.*/instanceGroupManagers/g1`. A delayed operation does its work at once, but stays
+        RUNNING for `delay_sec`; one with an error, (code, message), changes nothing."""
         fault = Fault(*error) if error else None
         self._troubles.append(Trouble(re.compile(match), delay_sec, fault, times, applies))
 
     def clear(self) -> None:
-        """Operations are quick and succeed again."""
+        """Removes all planned faults."""
         self._troubles.clear()
 
     def trouble(self, method: str, path: str) -> Trouble | None:
-        """What befalls this call; it counts as one of its times."""
+        """The fault of this call, which uses up one of its times; None if it has none."""
         for found in self._troubles:
             if found.times == 0 or not found.applies(path):
                 continue
@@ -163,7 +163,7 @@ class Operations:
         return None
 
     def slowed(self, answer: Json, delay_sec: float) -> Json:
-        """The operation of an answer, which is not done before the delay has passed."""
+        """The operation of an answer, delayed by at least `delay_sec`."""
         operation = self._operations[answer["name"]]
         operation.not_before = self._clock.now() + delay_sec
         operation.answer.pop("endTime", None)

@@ -1,8 +1,7 @@
-"""The platform behind the API: the fleet, the VMs' hypervisor, and what keeps both going.
+"""The platform behind the API: the fleet, the VMs' hypervisor, and the tasks that drive both.
 
-Calls and events change the fleet; `changed` keeps its state and hands its commands to the
-hypervisor, whose reports change the fleet again.
-"""
+Calls and events change the fleet. `changed` stores its state and passes its commands to the
+hypervisor, whose reports change the fleet again."""
 
 import asyncio
 import sys
@@ -49,7 +48,7 @@ LONGEST_OPERATION_SEC = 60.0
 
 
 class Platform:
-    """What the calls for groups, VMs and templates work on."""
+    """The state and actions behind the calls for groups, VMs and templates."""
 
     def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
@@ -92,10 +91,11 @@ class Platform:
             },
         )
 
-    # It comes and goes
+    # Start and stop
 
     def start(self) -> None:
-        """Takes up the groups of the state, whose VMs have lost their hosts."""
+        """Loads the groups of the stored state, whose VMs have lost their hosts, and starts the
+        tasks."""
         tables = {name: dict(self._table(name)) for name in TABLES}
         self.fleet.take_up(deepcopy(tables))
         self._background.begin(self._execute_commands())
@@ -103,20 +103,20 @@ class Platform:
         self.resume()
 
     def resume(self) -> None:
-        """Does again what is due."""
+        """Starts to do what is due, after `start` or `clear`."""
         self._running = True
         self.changed()
 
     async def stop(self) -> None:
-        """Kills every VM's process tree and waits for it; the state stays."""
+        """Kills every VM's process tree and waits for its end; keeps the stored state."""
         self._running = False
-        async with self._executing:  # what has begun to boot must be known before it is killed
+        async with self._executing:  # a VM that began to boot must be known before it is killed
             self._background.cancel()
         await self._background.rest()
         await self.hypervisor.close()
 
     async def clear(self) -> None:
-        """Kills every VM, forgets everything, and rests until `resume`."""
+        """Kills every VM, forgets everything, and does nothing until `resume`."""
         self._running = False
         self.fleet.clear()
         async with self._executing:
@@ -126,10 +126,11 @@ class Platform:
             await self.hypervisor.close()
         self.operations.forget()
 
-    # What calls ask
+    # For calls
 
     def changed(self) -> None:
-        """After each call and event: does what is due, keeps the state, wakes who waits."""
+        """Does what is due, stores the state and wakes waiters; call it after each call and
+        event."""
         if not self._running:
             return
         try:
@@ -150,7 +151,8 @@ class Platform:
         self.wake()
 
     async def until(self, done: Callable[[], bool]) -> None:
-        """Waits for the model; an operation that takes too long is answered as running."""
+        """Waits until `done` is true, for a limited time; a longer operation is answered as
+        RUNNING."""
         deadline = asyncio.get_running_loop().time() + LONGEST_OPERATION_SEC
         while not done() and self._running:
             left_sec = deadline - asyncio.get_running_loop().time()
@@ -160,11 +162,12 @@ class Platform:
                 return
 
     async def commanded(self) -> None:
-        """Waits until the hypervisor has done every command so far."""
+        """Waits until the hypervisor has executed every command so far."""
         await self._commands.join()
 
     def vet(self, properties: Mapping[str, Any], zone: str) -> Fault | None:
-        """What keeps a VM of these properties from being created, whatever room there is."""
+        """The reason that a VM of these properties cannot be created, apart from room; None if it
+        can."""
         self._cloud.director.trying(properties)
         return self.catalogue.vet(properties, zone)
 
@@ -173,19 +176,19 @@ class Platform:
         return service_account(instance.properties, self._cloud.project_number)
 
     def record_preemption(self, instance: Instance) -> None:
-        """The operation that a preemption leaves."""
+        """Records the operation of a preemption."""
         path = f"zones/{instance.zone}/instances/{instance.name}"
         self.operations.record("compute.instances.preempted", path, instance.id)
 
     def wake(self) -> None:
-        """Wakes everyone who waits for a change."""
+        """Wakes all waiters for a change."""
         self._change.set()
         self._change = asyncio.Event()
 
-    # What runs by itself
+    # Tasks
 
     async def _tick(self) -> None:
-        """Wakes the model when something becomes due by time alone."""
+        """Runs the model whenever something becomes due with time."""
         while True:
             times = (self.fleet.next_time(), self.operations.next_time())
             due = min((time for time in times if time is not None), default=None)
@@ -235,7 +238,7 @@ class Platform:
         instance = self.fleet.instances.get(instance_id)
         if instance is None:
             return
-        # Without processes every VM is well.
+        # Without processes, every VM is healthy.
         healthy = not self._cloud.options.guests or (
             self._firewalls.lets_in(
                 instance.properties, self.account_of(instance), SOURCES, port_of(check)

@@ -11,11 +11,11 @@ from outlast.localcloud.compute.catalogue import Catalogue, Image
 from outlast.localcloud.compute.declared_kinds import IMAGE
 
 Bake = Callable[[str, str, Path, bool], Awaitable[None]]
-"""Copies what a disk of a VM holds: zone, disk, folder, whether the VM may run."""
+"""Copies the content of a VM's disk: zone, disk, folder, whether the VM may run."""
 
 
 class ProjectImages:
-    """What disks may start from, besides the images of the catalogue."""
+    """The project's images, which disks may start from."""
 
     def __init__(self, state: State, catalogue: Catalogue, bake: Bake) -> None:
         self._state = state
@@ -26,17 +26,17 @@ class ProjectImages:
             self.offer(entry)
 
     def declared(self) -> list[Entry]:
-        """Every image that is declared."""
+        """Every declared image."""
         return [self._table[key] for key in self._table if key.startswith(f"{IMAGE.path}/")]
 
     def given(self) -> list[Image]:
-        """The project's images that are there without having been declared."""
+        """The project's images that exist without a declaration."""
         names = {entry["name"] for entry in self.declared()}
         own = [i for i in self._catalogue.images if i.project == self._catalogue.project]
         return [image for image in own if image.name not in names]
 
     def find(self, path: str) -> tuple[Image, Entry | None]:
-        """The image of a path, of any project, and how it was declared; ApiError 404."""
+        """The image of a path, of any project, and its declaration, if any; ApiError 404."""
         image = self._catalogue.image(path)
         if image is None:
             raise ApiError(404, f"The resource '{path}' was not found")
@@ -44,14 +44,16 @@ class ProjectImages:
         return image, self._table.get(f"global/images/{image.name}") if own else None
 
     async def bake(self, name: str, source: str, force: bool) -> None:
-        """Copies what a VM's disk holds, for the image of this name."""
+        """Copies the content of a VM's disk for the image of this name; does nothing for a declared
+        disk."""
         place, _, disk = source.rpartition("/disks/")
         zone = place.rpartition("/")[2]
         if f"zones/{zone}/disks/{disk}" not in self._table:
             await self._bake(zone, disk, self._folder(name), force)
 
     def offer(self, entry: Entry) -> None:
-        """Lets disks start from a declared image: what was baked, or what its source image has."""
+        """Lets disks start from a declared image, with the baked content or that of its source
+        image."""
         body = entry["body"]
         source = self._catalogue.image(str(body.get("sourceImage") or ""))
         baked = self._folder(entry["name"])
@@ -68,7 +70,7 @@ class ProjectImages:
         )
 
     def image_size_gb(self, reference: str) -> int:
-        """The size of the image that a field means; ApiError if there is none."""
+        """The size in GB of the image that a field names; ApiError if it does not exist."""
         image = self._catalogue.image(reference)
         if image is None:
             raise rules.invalid(
@@ -77,16 +79,16 @@ class ProjectImages:
         return image.size_gb
 
     def forget(self, name: str) -> None:
-        """Takes an image away that is deleted."""
+        """Removes a deleted image."""
         self._catalogue.withdraw(name)
         shutil.rmtree(self._folder(name), ignore_errors=True)
 
     def clear(self) -> None:
-        """Takes every declared image away."""
+        """Removes every declared image."""
         for entry in self.declared():
             self._catalogue.withdraw(entry["name"])
         shutil.rmtree(self._folder(""), ignore_errors=True)
 
     def _folder(self, name: str) -> Path:
-        """Where what an image holds lies, if it was baked."""
+        """Folder of a baked image's content."""
         return self._state.root / "images" / name

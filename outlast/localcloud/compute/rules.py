@@ -1,7 +1,6 @@
-"""The rules of Compute Engine that its schema does not say, for templates and groups.
+"""The rules of Compute Engine for templates and groups that its schema does not state.
 
-Each check raises ApiError 400 in Google's words if those are known.
-"""
+Each check raises ApiError 400, in Google's words if they are known."""
 
 import json
 import re
@@ -33,35 +32,36 @@ HEALTH_CHECK_DEFAULTS = {
 SHORTEST_RUN_SEC = 30
 MOST_VERSIONS = 2
 LIMITS = ("maxSurge", "maxUnavailable")
-"""Of an update policy."""
+"""The limits of an update policy."""
 SMALLEST_IN_PERCENT = 10
-"""VMs that a regional group has at least if its update policy is in percent."""
+"""Least size of a regional group whose update policy has percentages."""
 
 
 def invalid(field: str, value: object, rule: str) -> ApiError:
-    """400 for one field."""
+    """A 400 about one field."""
     return ApiError(400, f"Invalid value for field '{field}': '{shown(value)}'. {rule}")
 
 
 def shown(value: object) -> str:
-    """A value as the API's sentences have it."""
+    """A value as the API's messages show it."""
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps(value, indent=2) if isinstance(value, dict | list) else str(value)
 
 
 def no_stateful_groups(what: str) -> ApiError:
-    """501 for what only a group has that keeps disks, addresses or metadata of its VMs."""
+    """A 501 for features of stateful groups, which keep disks, addresses or metadata of their
+    VMs."""
     return ApiError(501, f"{what}: the local cloud has no stateful groups; leave it out.")
 
 
 def missing(field: str) -> ApiError:
-    """400 for a field that must be there."""
+    """A 400 for a required field that is missing."""
     return ApiError(400, f"Required field '{field}' not specified", "required")
 
 
 def cleaned(value: Any) -> Any:
-    """A body without what means nothing: nulls, empty objects and what holds only these."""
+    """A body without empty values: nulls, empty objects, and values that hold only these."""
     if isinstance(value, dict):
         kept = {key: cleaned(item) for key, item in value.items()}
         return {key: item for key, item in kept.items() if not _means_nothing(item)}
@@ -75,7 +75,7 @@ def _means_nothing(value: Any) -> bool:
 
 
 def merged(old: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A patch's effect: objects are merged, anything else replaces what was there."""
+    """The result of a patch: objects are merged, other values replace the old ones."""
     result = dict(old)
     for key, value in changes.items():
         both = isinstance(value, dict) and isinstance(old.get(key), dict)
@@ -84,7 +84,7 @@ def merged(old: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_nulls(old: dict[str, Any], sent: dict[str, Any]) -> dict[str, Any]:
-    """What a patch leaves of what was there: it is a JSON merge patch, whose nulls take away."""
+    """The old values that a patch keeps: it is a JSON merge patch, whose nulls remove fields."""
     kept = {key: value for key, value in old.items() if sent.get(key, value) is not None}
     for key, value in kept.items():
         if isinstance(value, dict) and isinstance(sent.get(key), dict):
@@ -93,7 +93,7 @@ def without_nulls(old: dict[str, Any], sent: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_name(field: str, name: object) -> str:
-    """A resource's name."""
+    """Checks and returns a resource's name."""
     if name is None:
         raise missing(field)
     if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -102,7 +102,7 @@ def check_name(field: str, name: object) -> str:
 
 
 def check_request_id(value: str) -> None:
-    """By which a call is known again."""
+    """Checks a request id, by which a repeated call is recognized."""
     try:
         number = uuid.UUID(value).int
     except ValueError:
@@ -112,7 +112,7 @@ def check_request_id(value: str) -> None:
 
 
 def check_labels(field: str, labels: dict[str, Any]) -> None:
-    """At most 64, in lower case."""
+    """Checks labels: at most 64, in lower case."""
     if len(labels) > MAX_LABELS:
         raise invalid(field, len(labels), f"Must have at most {MAX_LABELS} labels.")
     for key, value in labels.items():
@@ -123,7 +123,7 @@ def check_labels(field: str, labels: dict[str, Any]) -> None:
 
 
 def check_tags(field: str, items: list[str]) -> None:
-    """At most 64 names."""
+    """Checks tags: at most 64 names."""
     if len(items) > MAX_TAGS:
         raise invalid(field, len(items), f"Must have at most {MAX_TAGS} tags.")
     for index, item in enumerate(items):
@@ -131,7 +131,7 @@ def check_tags(field: str, items: list[str]) -> None:
 
 
 def check_metadata(field: str, items: list[dict[str, Any]]) -> None:
-    """Keys, sizes in bytes and their sum."""
+    """Checks metadata: its keys, the sizes in bytes, and their sum."""
     total = 0
     seen: set[str] = set()
     for index, item in enumerate(items):
@@ -162,10 +162,9 @@ def check_metadata(field: str, items: list[dict[str, Any]]) -> None:
 def checked_properties(
     properties: dict[str, Any], field: str = "resource.properties"
 ) -> dict[str, Any]:
-    """The properties of a template or a VM, checked and with the defaults that the API fills in.
+    """The properties of a template or a VM, checked and with the API's defaults.
 
-    A template's machine type is a name; `field` is where the properties lie in the body.
-    """
+    A template's machine type is a name. `field` is the path of the properties in the body."""
     machine_type = properties.get("machineType")
     if not machine_type:
         raise missing(f"{field}.machineType")
@@ -280,7 +279,7 @@ def checked_scheduling(
 
 
 def checked_health_check(body: dict[str, Any]) -> dict[str, Any]:
-    """A health check's body, checked and with the defaults that the API fills in."""
+    """A health check's body, checked and with the API's defaults."""
     checked = {**HEALTH_CHECK_DEFAULTS, **body}
     for name in HEALTH_CHECK_DEFAULTS:
         if not 1 <= int(checked[name]) <= 300:
@@ -301,7 +300,7 @@ def checked_health_check(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked_zones(body: dict[str, Any], region: str, known: Sequence[str]) -> list[str]:
-    """The zones that a regional group's body asks for; all that are known if it names none."""
+    """The zones of a regional group's body, checked; all `known` ones if it names none."""
     asked = (body.get("distributionPolicy") or {}).get("zones") or []
     zones = [str(entry.get("zone")).rpartition("/")[2] for entry in asked]
     for zone in zones:
@@ -313,13 +312,12 @@ def checked_zones(body: dict[str, Any], region: str, known: Sequence[str]) -> li
 
 
 def _check_region(body: dict[str, Any], zones: Sequence[str], size: int) -> None:
-    """What holds for regional groups alone.
+    """Checks the rules of regional groups.
 
-    The sentences about `fixed` and `percent` are the API's own, as gcloud and Terraform have shown
+    The messages about `fixed` and `percent` are the API's own, as gcloud and Terraform have shown
     them. Compute's discovery document (v1, revision 20261106) says of maxSurge and maxUnavailable,
-    in any group, "a fixed number or, if the group has 10 or more instances, a percentage"; no text
-    was seen to be refused it in a zonal group, so it is taken there.
-    """
+    in any group, "a fixed number or, if the group has 10 or more instances, a percentage". No
+    refusal of a percentage in a zonal group was seen, so it is accepted there."""
     policy = body.get("updatePolicy") or {}
     for key in LIMITS:
         limit, field = policy.get(key) or {}, f"resource.updatePolicy.{key}"
@@ -352,7 +350,7 @@ def _check_region(body: dict[str, Any], zones: Sequence[str], size: int) -> None
 
 
 def check_versions(versions: Sequence[dict[str, Any]]) -> None:
-    """The versions of a group: one or two, and just one without a target size."""
+    """Checks a group's versions: one or two, and exactly one without a target size."""
     field = "resource.versions"
     if len(versions) > MOST_VERSIONS:
         raise invalid(field, len(versions), f"At most {MOST_VERSIONS} versions can be specified.")
@@ -368,7 +366,7 @@ def check_versions(versions: Sequence[dict[str, Any]]) -> None:
 
 
 def _check_fixed_or_percent(field: str, size: dict[str, Any]) -> None:
-    """A number of VMs, or a share of a group's."""
+    """Checks a number of VMs or a percentage of a group."""
     given = {key: size[key] for key in ("fixed", "percent") if size.get(key) is not None}
     if len(given) > 1:
         raise invalid(field, given, "Only one of fixed and percent can be set.")
@@ -379,8 +377,8 @@ def _check_fixed_or_percent(field: str, size: dict[str, Any]) -> None:
 
 
 def check_group(body: dict[str, Any], size: int, zones: Sequence[str] | None = None) -> None:
-    """A group's body after a change, whole. `size`: what it is to have; `zones`: of a regional
-    group."""
+    """Checks a group's whole body after a change. `size`: its target size; `zones`: the zones of a
+    regional group."""
     base_name = body.get("baseInstanceName")
     if base_name and not BASE_NAME.fullmatch(base_name):
         raise invalid(

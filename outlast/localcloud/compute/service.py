@@ -1,4 +1,4 @@
-"""Compute Engine: its API over the platform, and what the rest of the cloud asks of its VMs."""
+"""Compute Engine: its API over the platform, and its VMs as the rest of the cloud uses them."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ class Compute(Service):
         self._api = Api(cloud, operations, self.platform.until, self.platform.wake)
 
     def routes(self) -> list[BaseRoute]:
-        """Every path of both versions; they raise ApiError."""
+        """The routes of both versions; they raise ApiError."""
         return self._api.routes(
             [
                 *self._special.routes(),
@@ -72,7 +72,7 @@ class Compute(Service):
         self.platform.resume()
 
     def audit(self) -> Json:
-        """Everything that exists, and every process that lives for it."""
+        """Everything that exists, and every process of its VMs."""
         fleet, answers = self.platform.fleet, self.platform.answers
         instances = fleet.instances.values()
         return {
@@ -86,28 +86,29 @@ class Compute(Service):
         }
 
     def set_switch(self, name: str, value: Any) -> None:
-        """Sets one of `model.Switches`. KeyError: no such switch; ValueError: wrong value."""
+        """Sets one of `model.Switches`. Raises KeyError for an unknown switch, ValueError for a
+        wrong value."""
         setattr(self.platform.fleet.switches, name, checked_switch(name, value))
         self.changed()
 
-    # What the rest of the cloud asks (`outlast.localcloud.cloud.Machines`)
+    # For the rest of the cloud (`outlast.localcloud.cloud.Machines`)
 
     def changed(self) -> None:
-        """Does what has become due."""
+        """Does what is due."""
         self.platform.changed()
 
     def caller(self, token: str) -> Caller | None:
-        """The VM that holds this metadata server's token; None for any other."""
+        """The VM to which its metadata server gave this token; None if there is none."""
         machine = self.platform.hypervisor.holder(token)
         return machine and _caller_of(machine)
 
     def sender(self, inode: int) -> Caller | None:
-        """The VM of which a process has this socket open; None if none has."""
+        """The VM with a process that has this socket open; None if there is none."""
         machine = self.platform.hypervisor.sender(inode)
         return machine and _caller_of(machine)
 
     def vms(self) -> list[Json]:
-        """What exists: {name, id, group, zone, status, pid, pids, boots, started}."""
+        """The VMs: {name, id, group, zone, status, pid, pids, boots, started}."""
         hypervisor = self.platform.hypervisor
         answer = []
         for instance in self.platform.fleet.instances.values():
@@ -128,11 +129,12 @@ class Compute(Service):
         return answer
 
     async def kill(self, name: str) -> None:
-        """SIGKILL of the VM's whole process tree: its host has vanished. KeyError: no such VM."""
+        """Kills the VM's whole process tree with SIGKILL, as if its host vanished. Raises KeyError
+        for an unknown name."""
         await self.platform.hypervisor.kill(self._by_name(name).id)
 
     async def preempt(self, name: str) -> None:
-        """Starts a preemption, of a standard VM too; returns at the flag."""
+        """Starts a preemption, even of a standard VM; returns when the flag is set."""
         instance = self._by_name(name)
         self.platform.fleet.vms.preempt_instance(instance)
         self.changed()
@@ -140,11 +142,11 @@ class Compute(Service):
         await self.platform.commanded()
 
     async def freeze(self, name: str) -> None:
-        """SIGSTOP of the whole process tree."""
+        """Sends SIGSTOP to the VM's whole process tree."""
         await self.platform.hypervisor.freeze(self._by_name(name).id)
 
     async def thaw(self, name: str) -> None:
-        """SIGCONT of the whole process tree."""
+        """Sends SIGCONT to the VM's whole process tree."""
         await self.platform.hypervisor.thaw(self._by_name(name).id)
 
     def _by_name(self, name: str) -> Instance:

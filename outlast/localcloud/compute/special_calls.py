@@ -1,4 +1,4 @@
-"""Calls that only single kinds of declared things have, and lists that are always empty."""
+"""Calls of single kinds of declared objects, and lists that are always empty."""
 
 from outlast.localcloud.base.state import Table
 from outlast.localcloud.compute import rules
@@ -11,19 +11,19 @@ from outlast.localcloud.compute.project_images import ProjectImages
 
 
 class SpecialCalls:
-    """The calls that not every kind has."""
+    """Answers the calls that not every kind has."""
 
     def __init__(
         self, declared: Declared, images: ProjectImages, given: Given, table: Table
     ) -> None:
-        """`table` has everything that is declared, by path."""
+        """`table` holds all declared objects, by path."""
         self._declared = declared
         self._images = images
         self._given_things = given
         self._table = table
 
     def routes(self) -> list[Row]:
-        """Every path of theirs below a project. Images are those of other projects, too."""
+        """The routes of these calls, below a project. Images may be of other projects."""
         subnetwork, disk = SUBNETWORK.path + "/{name}", DISK.path + "/{name}"
         image = IMAGE.path + "/{name}"
         return [
@@ -79,7 +79,7 @@ class SpecialCalls:
         return self._declared.change(DISK, entry, body, "resizeDisk")
 
     def _nothing(self, kind: str) -> Handler:
-        """A list that clients ask for and that is always empty."""
+        """The handler of a list that clients read and that is always empty."""
 
         async def handle(call: Call) -> Json:
             return {"kind": f"compute#{kind}", "items": []}

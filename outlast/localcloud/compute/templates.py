@@ -14,7 +14,7 @@ from outlast.localcloud.compute.platform import Platform
 
 
 class Templates:
-    """Answers the calls for what groups are made of."""
+    """Answers the API's calls for templates and health checks."""
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
@@ -23,7 +23,7 @@ class Templates:
         self._operations = platform.operations
 
     def routes(self) -> list[Row]:
-        """Every path of theirs."""
+        """The routes of these calls."""
         table: list[Row] = [
             (
                 *("GET", "aggregated/instanceTemplates", self._aggregate_templates),

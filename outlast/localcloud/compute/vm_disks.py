@@ -1,4 +1,4 @@
-"""The disks of VMs: which there are, who uses a declared one, and how one becomes an image."""
+"""The disks of VMs, the VMs that use declared disks, and the copy of a disk for an image."""
 
 from pathlib import Path
 
@@ -15,14 +15,15 @@ class VmDisks:
         self._platform = platform
 
     def of_zone(self, zone: str) -> list[Json]:
-        """The disks that were made with the VMs of a zone."""
+        """The disks that were created with the VMs of a zone."""
         platform = self._platform
         return [
             disk for i in platform.fleet.vms.in_zone(zone) for disk in platform.answers.disks(i)
         ]
 
     def users_of(self, path: str) -> list[tuple[str, Json]]:
-        """The paths of the VMs that a declared disk is attached to, and how each has it."""
+        """The paths of the VMs that a declared disk is attached to, and how each has attached
+        it."""
         link = self._platform.answers.link(path)
         return [
             (f"zones/{instance.zone}/instances/{instance.name}", disk)
@@ -32,7 +33,8 @@ class VmDisks:
         ]
 
     async def bake(self, zone: str, disk: str, folder: Path, force: bool) -> None:
-        """Copies what the disk of a VM holds, which must be stopped unless `force`."""
+        """Copies the content of a VM's disk; the VM must be stopped unless `force`. Raises
+        ApiError."""
         instance = next(
             i
             for i in self._platform.fleet.vms.in_zone(zone)

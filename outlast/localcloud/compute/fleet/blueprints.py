@@ -1,4 +1,4 @@
-"""What groups are made of: instance templates and health checks."""
+"""Instance templates and health checks, which groups are based on."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ class Blueprints:
     def add_template(
         self, name: str, properties: dict[str, Any], description: str, region: str = ""
     ) -> Template:
-        """A new template; Exists if the name is taken."""
+        """Adds a template; raises Exists if the name is taken."""
         key = place_key(region, name)
         if key in self._inventory.templates:
             raise Exists(template_path(key))
@@ -41,7 +41,7 @@ class Blueprints:
         return template
 
     def template(self, name_or_id: str, region: str = "") -> Template:
-        """A template by its name or its numeric id."""
+        """The template of this name or numeric id; raises NotFound."""
         found = self._inventory.templates.get(place_key(region, name_or_id))
         if found is None and name_or_id.isdigit():
             found = next(
@@ -57,8 +57,8 @@ class Blueprints:
         return found
 
     def delete_template(self, name_or_id: str, region: str = "") -> Template:
-        """InUse if a group's versions name it, or with `vms_hold_template` a group's VM was
-        made from it; the message is that group's path."""
+        """Deletes and returns a template. Raises InUse, with the group's path, if a group's
+        versions name it or, with `vms_hold_template`, if a group's VM was created from it."""
         template = self.template(name_or_id, region)
         for group in self._inventory.groups.values():
             ids = {version["template_id"] for version in group.versions}
@@ -71,7 +71,7 @@ class Blueprints:
         return template
 
     def add_health_check(self, name: str, body: dict[str, Any], region: str = "") -> HealthCheck:
-        """A new health check; Exists if the name is taken."""
+        """Adds a health check; raises Exists if the name is taken."""
         check = HealthCheck(
             name, self._inventory.new_id(), self._inventory.clock.now(), body, region=region
         )
@@ -82,19 +82,19 @@ class Blueprints:
         return check
 
     def health_check(self, name: str, region: str = "") -> HealthCheck:
-        """A health check by its name."""
+        """The health check of this name; raises NotFound."""
         found = self._inventory.health_checks.get(place_key(region, name))
         if found is None:
             raise NotFound(placed_path(HealthCheck.collection, place_key(region, name)))
         return found
 
     def change_health_check(self, check: HealthCheck, body: dict[str, Any]) -> None:
-        """Other rules, from the next question on."""
+        """Changes its rules, from the next probe on."""
         check.body = body
         self._inventory.keep("health_checks", check.key)
 
     def delete_health_check(self, check: HealthCheck) -> None:
-        """InUse if a group heals by it; the message is that group's path."""
+        """Deletes a health check. Raises InUse, with the group's path, if a group uses it."""
         for group in self._inventory.groups.values():
             if group.health_check == check.key:
                 raise InUse("health_check", check.path, group.path)

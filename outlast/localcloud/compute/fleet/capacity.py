@@ -1,4 +1,4 @@
-"""What zones have room for and what quotas allow: asked when a VM is created, never later."""
+"""The room of zones and the quotas: checked when a VM is created, never later."""
 
 import math
 from collections import Counter
@@ -15,7 +15,7 @@ from outlast.localcloud.compute.fleet.model import (
     is_spot,
 )
 
-# GPUs that machine types have attached: the family's model, and how many by machine type.
+# GPUs that machine types include: the model in the metric's name, and how many.
 ATTACHED_GPUS = {
     "a2-highgpu-1g": ("NVIDIA_A100", 1),
     **{f"g2-standard-{cpus}": ("NVIDIA_L4", 1) for cpus in (4, 8, 12, 16, 32)},
@@ -24,34 +24,35 @@ ATTACHED_GPUS = {
     "g2-standard-96": ("NVIDIA_L4", 8),
 }
 VMS = "VMS"
-"""Not a quota's metric: what a zone has room for."""
+"""Not a quota's metric: the VMs that a zone has room for."""
 ALL_REGIONS = ("GPUS_ALL_REGIONS", "CPUS_ALL_REGIONS")
 LONGEST_PREEMPTIBLE_SEC = 7 * 86400
 
 
 Applies = Callable[[Mapping[str, Any]], bool]
-"""Which VMs a limit is about, by their properties."""
+"""Whether a limit applies to VMs of these properties."""
 
 
 def everything(properties: Mapping[str, Any]) -> bool:
-    """The `Applies` of a limit of all VMs."""
+    """The `Applies` of a limit for all VMs."""
     return True
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How much of a metric may be used, for a time, in a zone, in each region or in all."""
+    """How much of a metric may be used, for a time, in a zone, in each region or in all regions."""
 
     metric: str
     limit: float
     place: str
-    """A zone's or a region's name; empty: each region, or all of them for a metric over all."""
+    """Name of a zone or region. Empty: each region, or all together for a metric over all
+    regions."""
     from_at: float
     to_at: float
     applies: Applies
 
     def binds(self, properties: Mapping[str, Any], now: float) -> bool:
-        """Whether it holds now for a VM of these properties."""
+        """Whether the limit applies now to a VM of these properties."""
         return self.from_at <= now < self.to_at and self.applies(properties)
 
 
@@ -63,7 +64,7 @@ class _Use:
 
 
 class Capacity:
-    """The room that there is, and who uses it."""
+    """The room of zones, the quotas, and their use."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -71,7 +72,7 @@ class Capacity:
         self._quotas: list[Limit] = []
         self._uses: dict[str, _Use] = {}
         self._sums: Counter[tuple[str, str]] = Counter()
-        """By place and metric: a zone's VMs, a region's uses, and those over all regions."""
+        """By place and metric: a zone's VMs, a region's use, and the use over all regions."""
 
     def add_window(
         self,
@@ -81,7 +82,7 @@ class Capacity:
         to_at: float = math.inf,
         applies: Applies = everything,
     ) -> None:
-        """From one time to another the zone has room for so many VMs; those that live count."""
+        """Limits a zone to so many VMs for a time; those that exist count."""
         self._windows.append(Limit(VMS, vms, zone, from_at, to_at, applies))
 
     def limit(
@@ -93,16 +94,16 @@ class Capacity:
         applies: Applies = everything,
         region: str = "",
     ) -> None:
-        """A quota; metrics without one are free."""
+        """Sets a quota; metrics without one are unlimited."""
         self._quotas.append(Limit(metric, limit, region, from_at, to_at, applies))
 
     def clear(self) -> None:
-        """No windows and no quotas any more."""
+        """Removes all windows and quotas."""
         self._windows.clear()
         self._quotas.clear()
 
     def has_room(self, zone: str, properties: Mapping[str, Any], count: int = 1) -> bool:
-        """Whether the zone has room for so many more VMs of these properties now."""
+        """Whether the zone has room for `count` more VMs of these properties now."""
         now = self._clock.now()
         return all(
             self._used(window, zone) + count <= window.limit
@@ -111,7 +112,8 @@ class Capacity:
         )
 
     def refuse(self, properties: Mapping[str, Any], zone: str) -> Fault | None:
-        """Why a VM of these properties cannot be created in the zone now."""
+        """The reason that a VM of these properties cannot be created in the zone now; None if it
+        can."""
         region = region_of(zone)
         now = self._clock.now()
         wanted = metrics_of(properties) if self._quotas else Counter()
@@ -130,23 +132,23 @@ class Capacity:
         return None if self.has_room(zone, properties) else exhausted(zone)
 
     def used(self, zone: str) -> int:
-        """How many VMs take room in a zone."""
+        """The number of VMs that take room in a zone."""
         return self._sums[zone, VMS]
 
     def charge(self, instance: Instance) -> None:
-        """A VM that has, or will have, a process uses what it is made of."""
+        """Counts the resources of a VM that has, or will have, a process."""
         if instance.id not in self._uses:
             metrics = metrics_of(instance.properties)
             use = self._uses[instance.id] = _Use(instance.zone, instance.properties, metrics)
             self._count(use, 1)
 
     def release(self, instance: Instance) -> None:
-        """A VM that has stopped or gone uses nothing."""
+        """Stops counting the resources of a VM that has stopped or was deleted."""
         if use := self._uses.pop(instance.id, None):
             self._count(use, -1)
 
     def quotas(self, region: str) -> list[dict[str, Any]]:
-        """A region's quotas in the form of the API; of the project itself for an empty name."""
+        """A region's quotas as the API's JSON; the project's own for an empty name."""
         now = self._clock.now()
         return [
             {
@@ -176,7 +178,7 @@ class Capacity:
 
 
 def exhausted(zone: str) -> Fault:
-    """What the platform says when a zone has no room."""
+    """The platform's error for a zone without room."""
     return Fault(
         "ZONE_RESOURCE_POOL_EXHAUSTED",
         f"The zone '{zone}' does not have enough resources available to fulfill the request.",
@@ -184,8 +186,8 @@ def exhausted(zone: str) -> Fault:
 
 
 def metrics_of(properties: Mapping[str, Any]) -> Counter[str]:
-    """What a VM uses of each metric. Spot VMs, and short standard ones that are deleted at their
-    limit, use the preemptible quotas."""
+    """The amount of each metric that a VM uses. Spot VMs use the preemptible quotas. So do the GPUs
+    of short standard VMs that are deleted at their limit."""
     scheduling = properties.get("scheduling") or {}
     limit_sec = duration_sec(scheduling.get("maxRunDuration"))
     short = (
@@ -207,7 +209,8 @@ def metrics_of(properties: Mapping[str, Any]) -> Counter[str]:
 
 
 def gpus_of(properties: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """A VM's GPUs, attached or of its machine type: the metric's part of the name, and how many."""
+    """A VM's GPUs, attached or included in its machine type: the model in the metric's name, and
+    how many."""
     attached = [
         (_metric(str(a.get("acceleratorType"))), int(a.get("acceleratorCount") or 0))
         for a in properties.get("guestAccelerators") or []

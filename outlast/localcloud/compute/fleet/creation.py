@@ -1,4 +1,4 @@
-"""How a managed group's VMs are created: name, zone, machine type, and why it may fail."""
+"""Creates a managed group's VMs: chooses name, zone and machine type, and notes failures."""
 
 import copy
 import random
@@ -41,7 +41,7 @@ class Creation:
         self._rng = rng
 
     def add_member(self, group: Group, name: str = "") -> Member:
-        """A new member, whose VM is created at the next look."""
+        """Adds a member, whose VM is created the next time that the group is looked at."""
         member = Member(name or self.new_name(group), group.zones[0])
         group.bind(member, group.due())
         member.zone = choose_zone(group, member, self.room(group))
@@ -51,7 +51,7 @@ class Creation:
         return member
 
     def create(self, group: Group, member: Member) -> None:
-        """Creates the member's VM, or notes why that cannot be and when to try again."""
+        """Creates the member's VM, or notes the reason of the failure and when to try again."""
         inventory = self._inventory
         member.instance = None
         if (group.body.get("updatePolicy") or {}).get("type") == "PROACTIVE":
@@ -73,7 +73,7 @@ class Creation:
         inventory.keep_member(group, member)
 
     def new_name(self, group: Group) -> str:
-        """A name that no member and no VM of the group's zones has."""
+        """A name that is free in the group and in the group's zones."""
 
         def taken(name: str) -> bool:
             return name in group.members or any(
@@ -94,7 +94,8 @@ class Creation:
                 return name
 
     def properties(self, group: Group, template: Template) -> dict[str, Any]:
-        """A VM's properties: the template's, what the group adds to all, and the group's name."""
+        """A VM's properties: the template's, the group's additions to all its VMs, and the group's
+        name."""
         properties = copy.deepcopy(template.properties)
         config = (group.body.get("allInstancesConfig") or {}).get("properties") or {}
         if config.get("labels"):
@@ -114,7 +115,8 @@ class Creation:
         return properties
 
     def refusal(self, properties: dict[str, Any], zone: str) -> Fault | None:
-        """Why a VM of these properties cannot be created in a zone now."""
+        """The reason that a VM of these properties cannot be created in a zone now; None if it
+        can."""
         if self._inventory.switches.no_capacity:
             return exhausted(zone)
         ends = (properties.get("scheduling") or {}).get("terminationTime")
@@ -127,7 +129,7 @@ class Creation:
         return self._vet(properties, zone) or self._inventory.capacity.refuse(properties, zone)
 
     def note(self, group: Group, member: Member, fault: Fault) -> None:
-        """Keeps why a try failed, for `lastAttempt` and `listErrors`."""
+        """Records why a try failed, for `lastAttempt` and `listErrors`."""
         now = self._inventory.clock.now()
         member.retry_at = now + self._inventory.switches.retry_delay_sec
         member.errors = [asdict(fault)]
@@ -145,15 +147,15 @@ class Creation:
         self._inventory.at(member.retry_at, "member", *group.key, member.name)
 
     def room(self, group: Group) -> HasRoom:
-        """Whether a zone has room for VMs of the group's main version."""
+        """Returns a test whether a zone has room for VMs of the group's main version."""
         template = self._inventory.templates.get(group.main["template"])
         properties = self.properties(group, template) if template and group.regional else {}
         capacity = self._inventory.capacity
         return lambda zone, count: capacity.has_room(zone, properties, count)
 
     def _place(self, group: Group, member: Member, properties: dict[str, Any]) -> Fault | None:
-        """Puts the member into a zone, with the machine type of the best rank that has room there;
-        what keeps its VM from being created with the last of them."""
+        """Chooses the member's zone and the best-ranked machine type that has room there. Returns
+        the reason of the last failure, None if the VM can be created."""
         movable = may_move(group, member)
         capacity = self._inventory.capacity
         fault = None

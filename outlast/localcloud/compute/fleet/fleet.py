@@ -1,9 +1,8 @@
-"""Compute Engine's part in a run's life, as a state machine: templates, managed groups, VMs.
+"""Compute Engine as a state machine: templates, managed groups, VMs.
 
-Pure: no I/O, no threads, no time but the clock's. Calls of the API and events of the machines go
-in; commands for the hypervisor come out of `take_commands`. `inventory` holds what exists,
-`manager` does what groups do by themselves.
-"""
+Pure: no I/O, no threads, and no time but the clock's. The input is calls of the API and events of
+the machines; the output is commands for the hypervisor, from `take_commands`. `inventory` holds the
+objects, `manager` controls the groups."""
 
 import random
 import re
@@ -40,7 +39,7 @@ HEALTH_CHECK_PATH = re.compile(
 
 
 class Fleet:
-    """Everything that exists in the project's zones."""
+    """All objects in the project's zones."""
 
     def __init__(
         self,
@@ -51,22 +50,23 @@ class Fleet:
         vet: Vet = accept_all,
         rng: random.Random | None = None,
     ) -> None:
-        """`vet` says what keeps a VM of these properties from being created in a zone;
-        `next_id` gives a number never given before."""
+        """`vet` returns the reason that a VM of these properties cannot be created in a zone;
+        `next_id` returns a number that was never used."""
         self._clock = clock
         self._inventory = Inventory(clock, next_id)
         creation = Creation(self._inventory, project_number, vet, rng or random.Random())
         self._manager = Manager(self._inventory, creation, HealthWatch(self._inventory))
         self.blueprints = Blueprints(self._inventory)
-        """Its templates and health checks."""
+        """Templates and health checks."""
         self.vms = Vms(self._inventory, self._manager)
-        """Its VMs."""
+        """The VMs."""
         self.refusal = creation.refusal
-        """Why a VM of these properties cannot be created in a zone now; None if it can be."""
+        """Returns the reason that a VM of these properties cannot be created in a zone now; None if
+        it can."""
 
     @property
     def switches(self) -> Switches:
-        """What may be changed at any time."""
+        """Settings that may change at any time."""
         return self._inventory.switches
 
     @property
@@ -76,22 +76,22 @@ class Fleet:
 
     @property
     def templates(self) -> dict[str, Template]:
-        """By key: the name, behind `REGION/` for a regional one."""
+        """Templates by key: the name, after `REGION/` for a regional one."""
         return self._inventory.templates
 
     @property
     def health_checks(self) -> dict[str, HealthCheck]:
-        """By key, as templates."""
+        """Health checks by key, as for templates."""
         return self._inventory.health_checks
 
     @property
     def groups(self) -> dict[tuple[str, str], Group]:
-        """By the name of their zone or region, and their own."""
+        """Groups by the name of their zone or region, and their own name."""
         return self._inventory.groups
 
     @property
     def instances(self) -> dict[str, Instance]:
-        """By id."""
+        """VMs by id."""
         return self._inventory.instances
 
     # Groups
@@ -105,8 +105,8 @@ class Fleet:
         target_size: int,
         zones: Sequence[str] | None = None,
     ) -> Group:
-        """A new group; it begins to create its VMs at the next tick. `zones`: of a regional
-        group, whose location is a region."""
+        """Adds a group, which starts to create its VMs at the next tick. `zones`: the zones of a
+        regional group, whose location is a region. Raises Exists."""
         path_of_kind = "regions" if zones else "zones"
         if (location, name) in self.groups:
             raise Exists(f"{path_of_kind}/{location}/instanceGroupManagers/{name}")
@@ -127,7 +127,7 @@ class Fleet:
         return group
 
     def group(self, location: str, name: str, *, regional: bool = False) -> Group:
-        """A group, one that is being deleted too."""
+        """A group, even one that is being deleted. Raises NotFound."""
         try:
             return self.groups[location, name]
         except KeyError:
@@ -137,7 +137,7 @@ class Fleet:
     def change_group(
         self, group: Group, body: dict[str, Any], versions: Sequence[dict[str, Any]] | None
     ) -> None:
-        """New policies, and new versions if given."""
+        """Changes a group's policies, and its versions if given."""
         self._not_deleting(group)
         bound = None if versions is None else self._bind(versions)
         check = self._bind_check(body)
@@ -153,12 +153,13 @@ class Fleet:
         self._touch(group)
 
     def set_named_ports(self, group: Group, ports: list[dict[str, Any]]) -> None:
-        """Names for ports, which nothing here listens on."""
+        """Sets names for ports; they have no effect here."""
         group.named_ports = ports
         self._inventory.keep_group(group)
 
     def resize(self, group: Group, size: int) -> None:
-        """A new target size; of VMs too many, those that are not up go first."""
+        """Sets the target size. If there are too many VMs, those that are not running are deleted
+        first."""
         self._not_deleting(group)
         if size < 0:
             raise Invalid(f"Invalid value for field 'size': '{size}'. Must be at least 0.")
@@ -166,7 +167,7 @@ class Fleet:
         self._touch(group)
 
     def delete_group(self, group: Group) -> None:
-        """The group goes when its last VM has gone."""
+        """Starts to delete a group; it is removed after its last VM."""
         group.deleting = True
         group.target_size = 0
         for member in group.members.values():
@@ -174,11 +175,12 @@ class Fleet:
         self._touch(group)
 
     def members(self, group: Group, names: Iterable[str]) -> list[Member]:
-        """The members of these names; Invalid if one is not of the group."""
+        """The members of these names; raises Invalid if one is not in the group."""
         return [check_member(group, name) for name in dict.fromkeys(names)]
 
     def delete_members(self, group: Group, names: Iterable[str]) -> None:
-        """Scheduled at once: the target size falls by the number of members that were to stay."""
+        """Starts to delete members. The target size decreases at once, by the members that were to
+        stay."""
         self._not_deleting(group)
         for member in self.members(group, names):
             if not member.leaving:
@@ -187,8 +189,7 @@ class Fleet:
         self._touch(group)
 
     def recreate_members(self, group: Group, names: Iterable[str]) -> None:
-        """Each is stopped and recreated under its own name, of the version that it is to
-        have."""
+        """Stops and recreates members under their names, with the version that each should have."""
         self._not_deleting(group)
         for member in self.members(group, names):
             if not member.leaving:
@@ -197,8 +198,8 @@ class Fleet:
     def update_members(
         self, group: Group, names: Iterable[str] | None, minimal: str, most: str
     ) -> None:
-        """Brings members, or all for None, to the version that each is to have, without regard to
-        how many are away at once."""
+        """Updates members, or all for None, to the version that each should have, without a limit
+        on how many are unavailable at once. Raises Invalid."""
         self._not_deleting(group)
         if UPDATES.index(minimal) > UPDATES.index(most):
             raise Invalid(
@@ -210,7 +211,7 @@ class Fleet:
                 self._manager.update(group, member, minimal, most)
 
     def create_members(self, group: Group, names: Sequence[str]) -> None:
-        """New members of these names, beside those that there are: the target size grows."""
+        """Adds members of these names; the target size increases. Raises Exists."""
         self._not_deleting(group)
         for name in names:
             zone = next((zone for zone in group.zones if self._inventory.named(zone, name)), "")
@@ -222,7 +223,7 @@ class Fleet:
         self._touch(group)
 
     def abandon_members(self, group: Group, names: Iterable[str]) -> None:
-        """The VMs keep running without the group, whose target size falls."""
+        """Removes members from the group, but keeps their VMs; the target size decreases."""
         self._not_deleting(group)
         for member in self.members(group, names):
             if not member.leaving:
@@ -237,7 +238,7 @@ class Fleet:
         self._touch(group)
 
     def is_stable(self, group: Group) -> bool:
-        """Whether the group has what it wants and nothing is under way."""
+        """Whether the group has its target size and no action is in progress."""
         return group.actions["NONE"] == len(group.members) == group.target_size
 
     # Time
@@ -258,7 +259,7 @@ class Fleet:
         self._manager.reconcile()
 
     def next_time(self) -> float | None:
-        """When something will be due that no call or event announces."""
+        """When something becomes due without a call or event; None if nothing does."""
         return self._inventory.next_time()
 
     def take_commands(self) -> list[Command]:
@@ -267,10 +268,10 @@ class Fleet:
         self._inventory.commands.clear()
         return commands
 
-    # Keeping
+    # Stored state
 
     def take_changes(self) -> Changes:
-        """What has to be kept since the last call: by table and key, None for what is gone."""
+        """The changes to store since the last call: by table and key, None for a deleted entry."""
         return self._inventory.take_changes()
 
     def to_json(self) -> dict[str, dict[str, Any]]:
@@ -278,8 +279,8 @@ class Fleet:
         return self._inventory.all_kept()
 
     def take_up(self, document: dict[str, dict[str, Any]]) -> None:
-        """The state of `to_json`. The machines are gone: every live VM has lost its host and its
-        disk."""
+        """Loads the state of `to_json`. The machines no longer exist, so every live VM has lost its
+        host and its disk."""
         self._inventory.take_up(document)
         for instance in list(self.instances.values()):
             instance.restart = False
@@ -287,7 +288,7 @@ class Fleet:
                 self.vms.end(instance, None, for_good=True)
 
     def clear(self) -> None:
-        """Forgets everything but the switches and the limits."""
+        """Forgets everything except the switches and the limits."""
         self._inventory.clear()
 
     # Inside
@@ -297,7 +298,7 @@ class Fleet:
         self._inventory.wake(group)
 
     def _bind(self, versions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Versions with the templates that they mean now, by key and id."""
+        """Versions with the key and id of the templates that they name now. Raises NotFound."""
         bound = []
         for version in versions:
             region, _, name = version["template"].rpartition("/")
@@ -308,7 +309,7 @@ class Fleet:
         return bound
 
     def _bind_check(self, body: dict[str, Any]) -> str:
-        """The key of the health check that a group's autohealing policy means."""
+        """The key of the health check of a group's autohealing policy; empty without one."""
         policies = body.get("autoHealingPolicies") or []
         reference = str((policies[0] if policies else {}).get("healthCheck") or "")
         if not reference:

@@ -1,4 +1,4 @@
-"""The health of groups' VMs: when each is asked, and what its answers make of it."""
+"""The health of groups' VMs: when each is probed, and what follows from its answers."""
 
 from outlast.localcloud.compute.fleet.inventory import Inventory
 from outlast.localcloud.compute.fleet.model import (
@@ -17,15 +17,15 @@ THRESHOLD = 2
 
 
 class HealthWatch:
-    """Asks VMs by their group's health check."""
+    """Probes VMs with their group's health check."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self._asks: dict[str, float] = {}
-        """When a VM is next asked for its health, by its id."""
+        """The time of a VM's next probe, by its id."""
 
     def watch(self, group: Group) -> None:
-        """The group has other rules for health: its VMs are asked by them from now on."""
+        """Starts to probe a group's VMs with changed rules."""
         for member in group.members.values():
             instance = self._inventory.instances.get(member.instance or "")
             self.forget(member)
@@ -33,7 +33,7 @@ class HealthWatch:
                 self.verify(group, member, instance)
 
     def probed(self, instance: Instance, healthy: bool) -> None:
-        """The answer of a VM that was asked for its health."""
+        """Notes the result of a VM's probe."""
         found = self._inventory.owner(instance)
         check = self._check(found[0]) if found else None
         if found is None or check is None:
@@ -53,7 +53,7 @@ class HealthWatch:
             self._inventory.wake(group, member)
 
     def came_up(self, instance: Instance) -> None:
-        """A VM runs; after a reboot from inside its health is asked again."""
+        """Notes that a VM runs; after a reboot from inside, its health is verified again."""
         found = self._inventory.owner(instance)
         if found and found[1].action in ("NONE", "VERIFYING"):
             self.forget(found[1])
@@ -61,7 +61,7 @@ class HealthWatch:
         self._inventory.wake_owner(instance)
 
     def ask(self, instance: Instance, at: float) -> None:
-        """Asks a VM for its health at the time that was set, and sets the next."""
+        """Probes a VM if `at` is still its time, and sets the next time."""
         found = self._inventory.owner(instance)
         check = self._check(found[0]) if found else None
         if self._asks.get(instance.id) != at:
@@ -73,13 +73,13 @@ class HealthWatch:
             self._ask_at(instance, self._inventory.clock.now() + interval_sec)
 
     def forget(self, member: Member) -> None:
-        """Nothing is known of a member's next VM."""
+        """Resets a member's health, because its next VM's is unknown."""
         member.health = UNKNOWN
         member.streak = 0
         member.verify_until = None
 
     def verify(self, group: Group, member: Member, instance: Instance) -> None:
-        """A VM that is up: a member that is well, unless it is to be asked for its health."""
+        """Starts to verify a running VM; without a health check its member is healthy at once."""
         if self._check(group) is None:
             self._inventory.act(group, member, "NONE")
             return
@@ -90,8 +90,8 @@ class HealthWatch:
         self._ask_at(instance, now)
 
     def failed(self, group: Group, member: Member) -> bool:
-        """Whether the health of a live VM asks for a repair: never in its initial delay, which the
-        first HEALTHY ends."""
+        """Whether a live VM's health requires a repair: never in its initial delay, which the first
+        HEALTHY ends."""
         now = self._inventory.clock.now()
         if member.action == "VERIFYING":
             if member.health == HEALTHY:

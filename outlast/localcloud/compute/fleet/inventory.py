@@ -1,8 +1,7 @@
-"""Everything that exists in the project, what is due when, and what has changed since last asked.
+"""All objects of the project, their timers, and their changes since the last call.
 
-Every change of a thing goes with `keep`, everything that a group must look at with `wake`, so that
-the work of a call or an event does not grow with what exists besides.
-"""
+Each change of an object calls `keep`, and each event that a group must handle calls `wake`, so that
+the work for a call or event does not grow with the number of other objects."""
 
 import heapq
 from collections.abc import Callable, Iterator
@@ -27,11 +26,11 @@ from outlast.localcloud.compute.fleet.model import (
 TABLES = ("templates", "health_checks", "groups", "members", "instances")
 
 Changes = dict[str, dict[str, dict[str, Any] | None]]
-"""By table and key; None: gone."""
+"""Entries by table and key; None for a deleted entry."""
 
 
 class Timer(NamedTuple):
-    """Something to look at, at a time: a member of a group, a VM, or a VM's health."""
+    """A time to look at a member of a group, a VM, or a VM's health."""
 
     at: float
     kind: Literal["member", "instance", "probe"]
@@ -39,7 +38,7 @@ class Timer(NamedTuple):
 
 
 class Inventory:
-    """The things of one project by their keys."""
+    """The objects of one project, by their keys."""
 
     def __init__(self, clock: Clock, next_id: Callable[[], int]) -> None:
         self.clock = clock
@@ -54,27 +53,27 @@ class Inventory:
         self._names: dict[tuple[str, str], str] = {}
         self._highest_address = 0
         self._free_addresses: list[int] = []
-        """A heap of those below the highest."""
+        """A heap of the free ones below the highest."""
         self._lost: dict[tuple[str, str], int] = {}
-        """By zone and name: the address that the next VM of that name gets."""
+        """By zone and name: the address that the next VM of this name gets."""
         self._timers: list[Timer] = []
         self._awake: dict[tuple[str, str], dict[str, None]] = {}
         self._changed: dict[str, dict[str, None]] = {table: {} for table in TABLES}
 
     def new_id(self) -> str:
-        """An id never given before."""
+        """An id that was never used."""
         return str(self._next_id())
 
     # VMs
 
     def named(self, zone: str, name: str) -> Instance | None:
-        """The VM of that name in a zone."""
+        """The VM of this name in a zone; None if it does not exist."""
         return self.instances.get(self._names.get((zone, name), ""))
 
     def add_instance(
         self, name: str, zone: str, properties: dict[str, Any], group: Group | None = None
     ) -> Instance:
-        """A VM that is about to boot on a new disk."""
+        """Adds a VM and boots it on a new disk."""
         instance = Instance(self.new_id(), name, zone, self.clock.now(), properties)
         instance.address = self._new_address(zone, name)
         if group:
@@ -97,11 +96,11 @@ class Inventory:
         self.keep("instances", instance.id)
 
     def lose(self, instance: Instance) -> None:
-        """The next VM of its name gets its address, too."""
+        """Keeps the VM's address for the next VM of its name."""
         self._lost[instance.zone, instance.name] = instance.address
 
     def _new_address(self, zone: str, name: str) -> int:
-        """That of the lost VM of this name, else the lowest that is free."""
+        """The address of the lost VM of this name, or else the lowest free one."""
         if (zone, name) in self._lost:
             return self._lost.pop((zone, name))
         if self._free_addresses:
@@ -110,7 +109,7 @@ class Inventory:
         return self._highest_address
 
     def stop(self, instance: Instance) -> None:
-        """Asks a VM to stop, once."""
+        """Asks a VM to stop, only once."""
         if not instance.stop_requested:
             instance.stop_requested = True
             instance.restart = False
@@ -118,7 +117,7 @@ class Inventory:
             self.keep("instances", instance.id)
 
     def remove(self, instance: Instance) -> None:
-        """Lets a VM that has no process go, with its disk."""
+        """Removes a VM without a process, with its disk."""
         del self.instances[instance.id]
         if (instance.zone, instance.name) not in self._lost:
             heapq.heappush(self._free_addresses, instance.address)
@@ -130,28 +129,28 @@ class Inventory:
         self.wake_owner(instance)
 
     def owner(self, instance: Instance) -> tuple[Group, Member] | None:
-        """The group and member whose VM this is."""
+        """The group and member of a VM; None if it has none."""
         group = self.groups.get((instance.location, instance.group or ""))
         member = group.members.get(instance.name) if group else None
         if group is None or member is None or member.instance != instance.id:
             return None
         return group, member
 
-    # What is due
+    # Timers
 
     def wake(self, group: Group, member: Member | None = None) -> None:
-        """The group has something to look at: its size, or one member too."""
+        """Marks the group for a look at its size, and at one member if given."""
         names = self._awake.setdefault(group.key, {})
         if member:
             names[member.name] = None
 
     def wake_owner(self, instance: Instance) -> None:
-        """The VM's group has something to look at."""
+        """Marks the VM's group for a look."""
         if found := self.owner(instance):
             self.wake(*found)
 
     def awake(self) -> Iterator[tuple[Group, list[Member]]]:
-        """The groups with something to look at, until there is none; each once it is taken."""
+        """Yields and unmarks the marked groups with their marked members, until none is left."""
         while self._awake:
             key = next(iter(self._awake))
             names = self._awake.pop(key)
@@ -159,41 +158,41 @@ class Inventory:
                 yield group, [group.members[name] for name in names if name in group.members]
 
     def act(self, group: Group, member: Member, action: str) -> None:
-        """What is done to a member from now on; the group looks at it."""
+        """Sets a member's current action, and marks its group."""
         group.act(member, action)
         self.keep_member(group, member)
         self.wake(group, member)
 
     def at(self, at: float, kind: Literal["member", "instance", "probe"], *key: str) -> None:
-        """Asks for a look at a time."""
+        """Sets a timer."""
         heapq.heappush(self._timers, Timer(at, kind, key))
 
     def due(self) -> Iterator[Timer]:
-        """The timers whose time has come."""
+        """Yields and removes the timers that are due."""
         now = self.clock.now()
         while self._timers and self._timers[0].at <= now:
             yield heapq.heappop(self._timers)
 
     def next_time(self) -> float | None:
-        """When the next timer's time comes."""
+        """The time of the next timer; None if there is none."""
         return self._timers[0].at if self._timers else None
 
-    # Keeping
+    # Stored state
 
     def keep(self, table: str, key: str) -> None:
-        """Something was changed, made or taken away."""
+        """Marks an entry as changed, created or deleted."""
         self._changed[table][key] = None
 
     def keep_group(self, group: Group) -> None:
-        """The group itself was changed."""
+        """Marks the group itself as changed."""
         self.keep("groups", "/".join(group.key))
 
     def keep_member(self, group: Group, member: Member) -> None:
-        """A member was changed, made or taken away."""
+        """Marks a member as changed, created or deleted."""
         self.keep("members", "/".join((*group.key, member.name)))
 
     def take_changes(self) -> Changes:
-        """What was changed since the last call, as it is now."""
+        """The entries that changed since the last call, as they are now."""
         changed = {
             table: {key: self._kept(table, key) for key in keys}
             for table, keys in self._changed.items()
@@ -203,7 +202,7 @@ class Inventory:
         return changed
 
     def all_kept(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Everything, by table and key."""
+        """All entries, by table and key."""
         keys: dict[str, list[str]] = {
             "templates": list(self.templates),
             "health_checks": list(self.health_checks),
@@ -221,7 +220,7 @@ class Inventory:
         }
 
     def take_up(self, document: dict[str, dict[str, Any]]) -> None:
-        """The things of `all_kept`; every group has everything to look at."""
+        """Loads the entries of `all_kept`; marks every group and member."""
         kept = {table: document.get(table) or {} for table in TABLES}
         self.templates = {k: Template(**v) for k, v in kept["templates"].items()}
         self.health_checks = {k: HealthCheck(**v) for k, v in kept["health_checks"].items()}
@@ -236,7 +235,7 @@ class Inventory:
             if group := self.groups.get((location, name)):
                 member = Member(**value)
                 if member.action == "RESTARTING":
-                    member.action = "NONE"  # on a disk that is gone: it is repaired instead
+                    member.action = "NONE"  # its disk no longer exists: it is repaired instead
                 group.add(member)
                 self.wake(group, member)
                 self.at(member.retry_at, "member", *group.key, member.name)
@@ -245,7 +244,7 @@ class Inventory:
             self.wake(group)
 
     def clear(self) -> None:
-        """Forgets everything but the switches and the limits."""
+        """Forgets everything except the switches and the limits."""
         for instance in self.instances.values():
             self.capacity.release(instance)
         for things in (self.templates, self.health_checks, self.groups, self.instances):

@@ -1,8 +1,7 @@
-"""What a managed instance group does by itself: it keeps its size, heals, updates and spreads.
+"""The controller of managed instance groups: it keeps their size, heals, updates and spreads.
 
-It recreates a VM that stopped, crashed, was preempted or deleted, under the same name, with a
-new id and a new disk, and lowers its size only on request.
-"""
+It recreates a VM that stopped, crashed, was preempted or deleted, under the same name, with a new
+id and a new disk. It decreases a group's size only on request."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -25,11 +24,11 @@ from outlast.localcloud.compute.fleet.placement import (
 )
 
 LOOKS, LOOKS_EACH = 100, 20
-"""How often a group is looked at before it rests: at most this, and so often for each member."""
+"""Most looks at a group before it must be at rest: a fixed number, and more for each member."""
 
-# From the mildest action of an update to the hardest.
+# From the least disruptive action of an update to the most disruptive.
 UPDATES = ("NONE", "REFRESH", "RESTART", "REPLACE")
-# What a change of a template's property asks for; of any other, a new VM.
+# The action that a change of a template's property needs; any other property needs a new VM.
 MILD_CHANGES = {
     **dict.fromkeys(("labels", "metadata", "tags"), "REFRESH"),
     **dict.fromkeys(("machineType", "minCpuPlatform", "scheduling", "serviceAccounts"), "RESTART"),
@@ -37,7 +36,7 @@ MILD_CHANGES = {
 
 
 class Manager:
-    """The platform's controller of all groups."""
+    """Controls all groups."""
 
     def __init__(self, inventory: Inventory, creation: Creation, health: HealthWatch) -> None:
         self._inventory = inventory
@@ -45,10 +44,9 @@ class Manager:
         self.health = health
 
     def reconcile(self) -> None:
-        """Takes every group that has something to look at one step on, until none has.
+        """Advances every marked group until none is marked.
 
-        Restless: one never has.
-        """
+        Raises Restless if a group never comes to rest."""
         looks: Counter[tuple[str, str]] = Counter()
         for group, members in self._inventory.awake():
             looks[group.key] += 1
@@ -66,10 +64,10 @@ class Manager:
                 del self._inventory.groups[group.key]
                 self._inventory.keep_group(group)
 
-    # What calls ask for
+    # For calls
 
     def leave(self, group: Group, member: Member, *, superseded: bool = False) -> None:
-        """A member's VM is deleted, and the member with it."""
+        """Starts to delete a member with its VM."""
         if member.leaving:
             return
         member.errors = []
@@ -85,7 +83,7 @@ class Manager:
         newest: bool = True,
         repaired: bool = False,
     ) -> None:
-        """A member's VM is deleted and recreated under its name."""
+        """Starts to delete a member's VM and to recreate it under its name."""
         if newest:
             group.bind(member, group.due(member))
         member.replace = True
@@ -97,8 +95,8 @@ class Manager:
             self._inventory.at(member.retry_at, "member", *group.key, member.name)
 
     def update(self, group: Group, member: Member, minimal: str, most: str) -> bool:
-        """Brings a member to the version that it is to have by the mildest action that does it;
-        False if that is harder than `most` allows, or nothing is to be done."""
+        """Updates a member to the version that it should have, with the least disruptive action.
+        Returns False if that is more disruptive than `most`, or if there is nothing to do."""
         instance = self._inventory.instances.get(member.instance or "")
         version = group.due(member)
         needed = "NONE"
@@ -128,7 +126,7 @@ class Manager:
     # One member
 
     def _advance(self, group: Group, member: Member) -> None:
-        """One member's next step."""
+        """Takes one member's next step."""
         instance = self._inventory.instances.get(member.instance or "")
         if member.action == "DELETING":
             self._delete(group, member, instance)
@@ -151,7 +149,7 @@ class Manager:
                 self.creation.create(group, member)
         elif instance is None or not instance.live:
             if member.retry_at <= self._inventory.clock.now():
-                if instance:  # one that never came up
+                if instance:  # one that never ran
                     self._inventory.remove(instance)
                 self.creation.create(group, member)
         elif instance.status == "RUNNING":
@@ -185,7 +183,7 @@ class Manager:
         self._inventory.stop(instance)
 
     def _repair(self, group: Group, member: Member) -> None:
-        """A member whose VM has stopped or gone without the group's doing."""
+        """Repairs a member whose VM stopped or disappeared, but not because of the group."""
         lowers = member.limited and self._inventory.switches.limit_lowers_target
         action = "DELETE" if lowers else self._on_failure(group)
         self._heal(group, member, action, self._inventory.switches.recreate_delay_sec)
@@ -207,7 +205,7 @@ class Manager:
     # The group as a whole
 
     def _balance(self, group: Group) -> None:
-        """Makes as many members as are wanted, lets go of those too many, and updates."""
+        """Adds missing members, removes surplus ones, and updates."""
         policy = group.body.get("updatePolicy") or {}
         if len(group.versions) > 1:
             group.compare()
@@ -227,7 +225,7 @@ class Manager:
         self._spread_evenly(group)
 
     def _roll(self, group: Group, policy: dict[str, Any]) -> None:
-        """A proactive group updates members of an older version, as many at once as allowed."""
+        """Updates a proactive group's members of an older version, as many at once as allowed."""
         minimal = policy.get("minimalAction") or "REPLACE"
         most = policy.get("mostDisruptiveAllowedAction") or "REPLACE"
         if minimal == "NONE":
@@ -247,8 +245,8 @@ class Manager:
                 budget -= 1
 
     def _victims(self, group: Group, count: int) -> Sequence[Member]:
-        """Who goes from a group that is too big: who is not up, who is outdated, and in a region
-        from the fullest zones."""
+        """The members to remove from a group that is too large: first those without a VM, then
+        outdated ones; in a region, from the fullest zones."""
         if count <= 0:
             return ()
         left = group.spread.copy()
@@ -267,7 +265,7 @@ class Manager:
         return victims
 
     def _spread_evenly(self, group: Group) -> None:
-        """Once nothing else is under way, one VM at a time moves to an emptier zone."""
+        """Moves one VM at a time to an emptier zone, if no other action is in progress."""
         quiet = group.actions["NONE"] == len(group.members) == group.target_size
         if not quiet or group.outdated:
             return
@@ -277,7 +275,7 @@ class Manager:
             self.leave(group, group.members[max(names)], superseded=True)
 
     def _needed(self, instance: Instance, version: dict[str, Any]) -> str:
-        """The mildest action that gives a VM the properties of a version's template."""
+        """The least disruptive action that gives a VM the properties of a version's template."""
         template = self._inventory.templates.get(version["template"])
         group = self._inventory.owner(instance)
         if template is None or group is None:
@@ -295,12 +293,12 @@ class Manager:
 
 
 def _substitutes(group: Group) -> bool:
-    """Whether a new version comes under new names: not if it keeps them."""
+    """Whether VMs of a new version get new names."""
     return group.policy("updatePolicy", "replacementMethod", "SUBSTITUTE") == "SUBSTITUTE"
 
 
 def check_member(group: Group, name: str) -> Member:
-    """The member of that name; Invalid if it is not of the group."""
+    """The member of this name; raises Invalid if it is not in the group."""
     if name not in group.members:
         raise Invalid(
             f"Invalid value for field 'instances': '{name}'. "

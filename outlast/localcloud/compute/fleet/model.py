@@ -1,4 +1,4 @@
-"""The words of Compute Engine's part in a run's life: what exists, what is refused, what is done.
+"""The types of Compute Engine's model: objects, refusals, commands.
 
 Pure data. `fleet.Fleet` is the state machine over it: calls of the API and events of the machines
 go in, commands for the hypervisor come out.
@@ -17,18 +17,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-# What a live VM may be; anything else has no process.
+# The statuses of a live VM; with any other, it has no process.
 LIVE_STATUSES = ("PROVISIONING", "STAGING", "RUNNING", "STOPPING")
 
 UNKNOWN, HEALTHY, UNHEALTHY = "UNKNOWN", "HEALTHY", "UNHEALTHY"
 
 
 class ModelError(Exception):
-    """A call that the model refuses; the message is Google's or in its manner."""
+    """A call that the model refuses; the message is Google's or similar."""
 
 
 class NotFound(ModelError):
-    """No such template, group or VM."""
+    """The template, group or VM does not exist."""
 
 
 class Exists(ModelError):
@@ -36,10 +36,10 @@ class Exists(ModelError):
 
 
 class InUse(ModelError):
-    """Something else needs it."""
+    """Another object needs it."""
 
     def __init__(self, kind: str, used: str, user: str) -> None:
-        """The paths of what is used and of what needs it."""
+        """`used` and `user` are paths; `kind` is that of the used object."""
         super().__init__(user)
         self.kind = kind
         self.used = used
@@ -50,12 +50,12 @@ class Invalid(ModelError):
 
 
 class Restless(Exception):
-    """A group does not come to rest: a defect of the model, never of a call."""
+    """A group does not come to rest: a defect of the model, not of a call."""
 
 
 @dataclass(frozen=True)
 class Boot:
-    """Start the VM with a new, empty disk, or with the one it has."""
+    """Boot the VM with a new, empty disk, or with its own."""
 
     instance: str
     new_disk: bool = True
@@ -63,42 +63,42 @@ class Boot:
 
 @dataclass(frozen=True)
 class Stop:
-    """Ask the VM's system to stop; cut it off when the grace has passed."""
+    """Ask the VM's system to stop; kill it after the grace period."""
 
     instance: str
 
 
 @dataclass(frozen=True)
 class Preempt:
-    """Raise the `preempted` flag, wait for the notice, then stop as above."""
+    """Set the `preempted` flag, wait for the notice period, then stop as above."""
 
     instance: str
 
 
 @dataclass(frozen=True)
 class Kill:
-    """Cut the VM off now."""
+    """Kill the VM now."""
 
     instance: str
 
 
 @dataclass(frozen=True)
 class Discard:
-    """Delete the disk of a VM that has no process any more."""
+    """Delete the disk of a VM that no longer has a process."""
 
     instance: str
 
 
 @dataclass(frozen=True)
 class SetMetadata:
-    """Tell the VM's metadata server the new attributes."""
+    """Give the VM's metadata server the new attributes."""
 
     instance: str
 
 
 @dataclass(frozen=True)
 class Announce:
-    """Tell the VM's metadata server of the host's maintenance: its `maintenance-event`."""
+    """Announce the host's maintenance in the VM's metadata, as its `maintenance-event`."""
 
     instance: str
     event: str
@@ -106,7 +106,7 @@ class Announce:
 
 @dataclass(frozen=True)
 class Probe:
-    """Ask the VM for its health, as the health check says; the answer goes to `Fleet.probed`."""
+    """Probe the VM with the health check; the result goes to `Vms.probed`."""
 
     instance: str
     check: str
@@ -125,37 +125,40 @@ class Fault:
 
 
 Vet = Callable[[dict[str, Any], str], Fault | None]
-"""What keeps a VM of these properties from being created in a zone."""
+"""Returns the reason that a VM of these properties cannot be created in a zone; None if it can."""
 
 
 @dataclass
 class Switches:
-    """What the real cloud leaves open, or what a rehearsal wants worse than usual."""
+    """Behaviour that the real cloud leaves open, or that a rehearsal wants to be worse than
+    usual."""
 
     recreate_delay_sec: float = 0.2
-    """From the end of a VM to the creation of its successor."""
+    """Seconds from the end of a VM to the creation of its successor."""
     retry_delay_sec: float = 1.0
-    """Between two tries to create a VM."""
+    """Seconds between two tries to create a VM."""
     limit_lowers_target: bool = False
-    """At a time limit: whether the group's target size falls, or the VM is recreated."""
+    """Whether a group's target size decreases at a VM's time limit; otherwise the VM is
+    recreated."""
     vms_hold_template: bool = False
-    """Whether a template counts as used while a VM made from it lives, or only while a group's
-    versions name it."""
+    """Whether a template counts as used while a VM created from it exists; otherwise only while a
+    group's versions name it."""
     automatic_restart: bool = True
-    """Whether a VM with automaticRestart whose host has failed boots again by itself, or is left
-    to its group, which recreates it."""
+    """Whether a VM with automaticRestart boots again after a failure of its host; otherwise its
+    group recreates it."""
     no_capacity: bool = False
-    """Whether no zone has room for new VMs."""
+    """Whether all zones are full."""
     stays_stopping_sec: float = 0.0
-    """How long a VM that has ended is still shown as STOPPING."""
+    """Seconds that a VM is still shown as STOPPING after its end."""
     maintenance_notice_sec: float = 60.0
-    """From the notice of a host's maintenance to its begin."""
+    """Seconds from the notice of a host's maintenance to its start."""
     maintenance_notice_gpu_sec: float = 3600.0
     """The same for a VM with GPUs."""
 
 
 def checked_switch(name: str, value: Any) -> bool | float:
-    """The value of one of `Switches`, as it is set. KeyError: no such; ValueError: the rule."""
+    """The checked value of one of `Switches`. Raises KeyError for an unknown name, ValueError with
+    the rule for a wrong value."""
     kind = {known.name: type(known.default) for known in fields(Switches)}[name]
     if kind is bool:
         if not isinstance(value, bool):
@@ -169,13 +172,13 @@ def checked_switch(name: str, value: Any) -> bool | float:
 
 @dataclass
 class _Placed:
-    """Something of the project or of one region."""
+    """An object of the project or of one region."""
 
     name: str
     id: str
     created: float
     region: str = field(default="", kw_only=True)
-    """Empty: a global one."""
+    """Empty for a global object."""
 
     collection: ClassVar[str]
 
@@ -200,7 +203,7 @@ class Template(_Placed):
 
 @dataclass
 class HealthCheck(_Placed):
-    """How a VM is asked for its health."""
+    """The rules by which a VM's health is probed."""
 
     collection = "healthChecks"
 
@@ -233,24 +236,24 @@ class Instance:
     preempting: bool = False
     stop_requested: bool = False
     going_down: bool = False
-    """Whether its system said that it stops: its end is not a failure of the host."""
+    """Whether its system reported that it stops: then its end is not a failure of the host."""
     discard: bool = False
-    """Delete it once it has stopped."""
+    """Whether to delete it once it has stopped."""
     restart: bool = False
-    """Boot it again, on the disk it has, once it has stopped."""
+    """Whether to boot it again on its own disk once it has stopped."""
     hold_sec: float = 0.0
-    """How long it is still STOPPING after its end."""
+    """Seconds that it is still shown as STOPPING after its end."""
     held_until: float | None = None
-    """Its process has gone, but until then it is shown as STOPPING."""
+    """Until when it is shown as STOPPING although its process has ended."""
     maintenance_at: float | None = None
-    """When the announced maintenance of its host begins."""
+    """When the announced maintenance of its host starts."""
     fingerprint: int = 1
     address: int = 0
-    """Number of its internal address; no other VM has it at the same time."""
+    """Number of its internal address, unique among existing VMs."""
 
     @property
     def live(self) -> bool:
-        """Whether it has, or is about to have, a process, as far as the platform shows."""
+        """Whether it has, or will have, a process, as far as the platform shows."""
         return self.status in LIVE_STATUSES
 
     @property
@@ -265,7 +268,7 @@ class Instance:
 
 @dataclass
 class Member:
-    """A managed instance: a name in a group, and the VM that has it now."""
+    """A managed instance: a name in a group, and the VM that has the name now."""
 
     name: str
     zone: str
@@ -277,21 +280,22 @@ class Member:
     """Name of its version; may be empty."""
     instance: str | None = None
     replace: bool = False
-    """Whether the VM that has the name must go before a new one is created."""
+    """Whether the current VM must be deleted before a new one is created."""
     repaired: bool = False
-    """Whether the VM to be created replaces one that failed: it may change its zone."""
+    """Whether the next VM replaces a failed one, so that it may change its zone."""
     limited: bool = False
     """Whether a time limit has ended the VM."""
     retry_at: float = 0.0
     superseded: bool = False
-    """It leaves for a successor of a newer version or in another zone, not for a smaller group."""
+    """Whether it is deleted for a successor of a newer version or in another zone, not for a
+    smaller group."""
     health: str = UNKNOWN
     streak: int = 0
-    """Answers alike in a row: good ones count up, bad ones down."""
+    """Number of equal results in a row: positive for good ones, negative for bad ones."""
     verify_until: float | None = None
     """End of the initial delay; None once it has passed or the VM was healthy."""
     errors: list[dict[str, Any]] = field(default_factory=list)
-    """Of the last failed try; empty after a success."""
+    """Errors of the last failed try; empty after a success."""
 
     @property
     def leaving(self) -> bool:
@@ -304,17 +308,17 @@ class Group:
 
     name: str
     location: str
-    """A zone's or a region's name."""
+    """Name of a zone or region."""
     id: str
     created: float
     target_size: int
     body: dict[str, Any]
-    """As it was asked for, without name, place, target size and versions."""
+    """The requested body, without name, place, target size and versions."""
     versions: list[dict[str, Any]]
-    """[{name, instanceTemplate: as given, template: its key, template_id, targetSize}], one or two;
-    just one has no target size."""
+    """One or two of {name, instanceTemplate: as given, template: its key, template_id, targetSize};
+    exactly one has no target size."""
     zones: list[str] = field(default_factory=list)
-    """Where its VMs may be."""
+    """Zones of its VMs."""
     health_check: str = ""
     """Key of the health check of its autohealing policy; empty if it has none."""
     fingerprint: int = 1
@@ -323,15 +327,15 @@ class Group:
     errors: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """What follows from the members; kept up to date by `add`, `drop`, `act` and `move`."""
+        """Sets up the counts of members, which `add`, `drop`, `act` and `move` keep up to date."""
         self.members: dict[str, Member] = {}
         self.actions: Counter[str] = Counter()
         self.spread: Counter[str] = Counter()
-        """Members that stay, by zone."""
+        """Number of members that stay, by zone."""
         self.outdated: dict[str, None] = {}
-        """Names of members that stay and are to get another version, in order."""
+        """Names of members that stay and should get another version, in order."""
         self.outgoing = 0
-        """Members that leave for a successor and have not gone yet."""
+        """Number of members that are being deleted for a successor."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -356,12 +360,12 @@ class Group:
 
     @property
     def main(self) -> dict[str, Any]:
-        """The version of all members that another one's target size does not take."""
+        """The version of all members beyond the target sizes of the others."""
         return next(v for v in self.versions if _size_of(v) is None)
 
     @property
     def staying(self) -> int:
-        """How many members count for the target size."""
+        """Number of members that count for the target size."""
         return self.spread.total()
 
     @property
@@ -371,17 +375,17 @@ class Group:
 
     @property
     def healing(self) -> dict[str, Any]:
-        """The autohealing policy; empty if there is none."""
+        """The autohealing policy; empty without one."""
         return (self.body.get("autoHealingPolicies") or [{}])[0]
 
     def policy(self, section: str, key: str, default: str) -> str:
-        """A word of `updatePolicy` or `instanceLifecyclePolicy`."""
+        """A value of `updatePolicy` or `instanceLifecyclePolicy`."""
         return (self.body.get(section) or {}).get(key) or default
 
     def allowed(self, key: str) -> int:
-        """`maxSurge` or `maxUnavailable` as a number; by default as many as there are zones. Two
-        percentages that are both rounded to nothing would hold an update for ever: one may be
-        missing then."""
+        """`maxSurge` or `maxUnavailable` as a number; by default the number of zones. If both are
+        percentages that round to 0, an update would never continue, so one VM may be
+        unavailable."""
         number = self._limit(key)
         if key == "maxUnavailable" and number == 0 and self._limit("maxSurge") == 0:
             return 1
@@ -394,7 +398,7 @@ class Group:
         return calculated(limit, self.target_size)
 
     def wanted(self) -> list[int]:
-        """How many members each version is to have."""
+        """Number of members that each version should have."""
         sized = [
             None if size is None else min(calculated(size, self.target_size), self.target_size)
             for size in map(_size_of, self.versions)
@@ -403,13 +407,13 @@ class Group:
         return [rest if size is None else size for size in sized]
 
     def held(self) -> list[int]:
-        """How many members that stay each version has."""
+        """Number of members that each version has, without those that are being deleted."""
         staying = [member for member in self.members.values() if not member.leaving]
         return [sum(_has(member, version) for member in staying) for version in self.versions]
 
     def due(self, member: Member | None = None) -> dict[str, Any]:
-        """The version of the next VM of a member, or of a new one: its own, unless another version
-        has too few members and its own too many."""
+        """The version of a member's next VM, or of a new member: its own, unless that has too many
+        members and another one too few."""
         if len(self.versions) == 1:
             return self.versions[0]
         own = next((v for v in self.versions if member and _has(member, v)), None)
@@ -421,22 +425,22 @@ class Group:
         return lacking[0] if lacking else own or self.main
 
     def has_due(self, member: Member) -> bool:
-        """Whether a member has the version that it is to have."""
+        """Whether a member has the version that it should have."""
         return _has(member, self.due(member))
 
     def add(self, member: Member) -> None:
-        """Takes a member in."""
+        """Adds a member."""
         self.members[member.name] = member
         self._count(member, 1)
 
     def drop(self, member: Member) -> None:
-        """Lets a member go."""
+        """Removes a member."""
         self._count(member, -1)
         del self.members[member.name]
         self.outdated.pop(member.name, None)
 
     def act(self, member: Member, action: str) -> None:
-        """What is done with a member from now on."""
+        """Sets a member's current action."""
         self._count(member, -1)
         member.action = action
         self._count(member, 1)
@@ -444,21 +448,22 @@ class Group:
             self.outdated.pop(member.name, None)
 
     def move(self, member: Member, zone: str) -> None:
-        """The zone in which a member's next VM will be."""
+        """Sets the zone of a member's next VM."""
         self._count(member, -1)
         member.zone = zone
         self._count(member, 1)
 
     def bind(self, member: Member, version: dict[str, Any]) -> None:
-        """The version that a member has from now on."""
+        """Sets a member's version."""
         member.template = version["template"]
         member.template_id = version["template_id"]
         member.version = str(version.get("name") or "")
         self.outdated.pop(member.name, None)
 
     def compare(self) -> None:
-        """Finds the outdated members again, after a change of the versions or, where there are two,
-        of the members: of a version that has too many, the latest are to get the other."""
+        """Finds the outdated members again, after a change of the versions or, if there are two, of
+        the members. If a version has too many members, its latest ones should get the other
+        version."""
         staying = [member for member in self.members.values() if not member.leaving]
         kept: set[str] = set()
         for version, wanted in zip(self.versions, self.wanted(), strict=True):
@@ -479,9 +484,8 @@ def calculated(size: dict[str, Any], target_size: int) -> int:
 
     Compute's discovery document (v1, revision 20261106) says of `FixedOrPercent.calculated`:
     percent/100 * targetSize, and "if there is a remainder, the number is rounded"; likewise of
-    maxSurge, maxUnavailable and a version's target size. Taken here as to the nearest, a half up.
-    The document of 2019 said of the first two "rounded up".
-    """
+    maxSurge, maxUnavailable and a version's target size. Here it is rounded to the nearest, a half
+    up. The document of 2019 said "rounded up" of the first two."""
     if size.get("fixed") is not None:
         return int(size["fixed"])
     return (target_size * int(size["percent"]) + 50) // 100
@@ -499,38 +503,38 @@ def _has(member: Member, version: dict[str, Any]) -> bool:
 
 
 def place_key(region: str, name: str) -> str:
-    """The key of a template or health check: its name, behind its region if it has one."""
+    """The key of a template or health check: its name, after its region if it has one."""
     return f"{region}/{name}" if region else name
 
 
 def placed_path(collection: str, key: str) -> str:
-    """The path of the template or health check that has the key."""
+    """The path of the template or health check with this key."""
     region, _, name = key.rpartition("/")
     return f"{f'regions/{region}' if region else 'global'}/{collection}/{name}"
 
 
 def template_path(key: str) -> str:
-    """The path of the template that has the key."""
+    """The path of the template with this key."""
     return placed_path(Template.collection, key)
 
 
 def is_spot(scheduling: dict[str, Any]) -> bool:
-    """Whether a `scheduling` block makes a VM that may be preempted."""
+    """Whether a VM with this `scheduling` block may be preempted."""
     return scheduling.get("provisioningModel") == "SPOT" or bool(scheduling.get("preemptible"))
 
 
 def duration_sec(duration: dict[str, Any] | None) -> float:
-    """Seconds of an API Duration; 0 if there is none."""
+    """Seconds of an API Duration; 0 for None."""
     if not duration:
         return 0.0
     return int(duration.get("seconds") or 0) + int(duration.get("nanos") or 0) / 1e9
 
 
 def accept_all(properties: dict[str, Any], zone: str) -> Fault | None:
-    """The `Vet` of a fleet whose zones have every machine and image."""
+    """A `Vet` that accepts every VM."""
     return None
 
 
 def not_ready(path: str) -> Invalid:
-    """Refuses what cannot be done in the state that something is in."""
+    """The refusal of a call that the object's current state does not allow."""
     return Invalid(f"The resource '{path}' is not ready")

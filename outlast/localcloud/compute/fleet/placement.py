@@ -1,4 +1,4 @@
-"""In which zone a group's next VM is created: what the shapes of regional groups mean."""
+"""Chooses the zone of a group's next VM, by the target shape of regional groups."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from outlast.localcloud.compute.fleet.model import Group, Member
 
 HasRoom = Callable[[str, int], bool]
-"""Whether a zone has room for so many more VMs."""
+"""Whether a zone has room for a number of additional VMs."""
 
 
 def choose_zone(group: Group, member: Member, has_room: HasRoom) -> str:
-    """The zone of a member that has no VM; it counts in none meanwhile.
+    """The zone for a member without a VM; the member itself is not counted.
 
-    EVEN keeps to the zone that evenness asks for, room or not. BALANCED is as even as the room
-    allows. ANY takes the first zone with room. ANY_SINGLE_ZONE takes one zone for the whole group.
-    """
+    EVEN keeps to the most even zone, even if it has no room. BALANCED is as even as the room
+    allows. ANY takes the first zone with room. ANY_SINGLE_ZONE takes one zone for the whole
+    group."""
     zones = group.zones
     if len(zones) == 1:
         return zones[0]
@@ -37,7 +37,8 @@ def choose_zone(group: Group, member: Member, has_room: HasRoom) -> str:
 
 
 def ranked_types(body: Mapping[str, Any]) -> list[str]:
-    """The machine types of a group's flexibility policy, the lowest rank first; empty without."""
+    """The machine types of a group's flexibility policy, the lowest rank first; empty without
+    one."""
     policy = body.get("instanceFlexibilityPolicy") or {}
     selections = (policy.get("instanceSelections") or {}).values()
     ordered = sorted(selections, key=lambda selection: int(selection.get("rank") or 0))
@@ -48,14 +49,14 @@ def may_move(group: Group, member: Member) -> bool:
     """Whether a member without a VM may have its next one in another zone."""
     if not group.regional or group.shape == "EVEN":
         return False
-    if not member.repaired:  # it never had one, or gets one in a rolling update
+    if not member.repaired:  # it never had one, or gets one by a rolling update
         return member.instance is None and not member.replace
     on_repair = (group.body.get("instanceLifecyclePolicy") or {}).get("onRepair") or {}
     return on_repair.get("allowChangingZone") == "YES"
 
 
 def crowded_zone(group: Group, has_room: HasRoom) -> str | None:
-    """The zone that a group which spreads evenly takes a VM from, to create it elsewhere."""
+    """The zone from which an evenly spread group should move a VM; None if it is even enough."""
     kind = group.policy("updatePolicy", "instanceRedistributionType", "PROACTIVE")
     if not group.regional or group.shape != "EVEN" or kind != "PROACTIVE":
         return None

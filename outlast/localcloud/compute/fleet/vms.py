@@ -1,4 +1,4 @@
-"""VMs: what calls do to them, what their machines report, and what happens to them by time."""
+"""VMs: the effects of calls, of their machines' reports, and of time."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from outlast.localcloud.compute.fleet.model import (
 
 
 class Vms:
-    """The VMs of the project, in groups or not."""
+    """The VMs of the project, with or without a group."""
 
     def __init__(self, inventory: Inventory, manager: Manager) -> None:
         self._inventory = inventory
@@ -30,25 +30,26 @@ class Vms:
     # Calls
 
     def instance(self, zone: str, name: str) -> Instance:
-        """The VM of that name."""
+        """The VM of this name in a zone; raises NotFound."""
         found = self._inventory.named(zone, name)
         if found is None:
             raise NotFound(f"zones/{zone}/instances/{name}")
         return found
 
     def in_zone(self, zone: str) -> list[Instance]:
-        """A zone's VMs."""
+        """The VMs of a zone."""
         return [i for i in self._inventory.instances.values() if i.zone == zone]
 
     def add_instance(self, zone: str, name: str, properties: dict[str, Any]) -> Instance:
-        """A VM of no group; Exists if the name is taken."""
+        """Adds a VM without a group; raises Exists if the name is taken."""
         if self._inventory.named(zone, name):
             raise Exists(f"zones/{zone}/instances/{name}")
         return self._inventory.add_instance(name, zone, properties)
 
     def late_create(self, group: Group, name: str = "", zone: str = "") -> Instance:
-        """A VM of the group's main version whose creation was on its way when it was cancelled:
-        it boots and names its group, but is not a member. The group may be gone."""
+        """Adds a VM of the group's main version whose creation was cancelled too late: it boots and
+        names its group, but is not a member. The group may be deleted already. Raises NotFound and
+        Exists."""
         template = self._inventory.templates.get(group.main["template"])
         if template is None:
             raise NotFound(template_path(group.main["template"]))
@@ -58,19 +59,20 @@ class Vms:
         )
 
     def start_instance(self, instance: Instance) -> None:
-        """As by `instances.start`: boots a VM that has stopped, on the disk it has."""
+        """Boots a stopped VM on its own disk, as `instances.start` does."""
         if instance.status != "TERMINATED":
             raise not_ready(f"zones/{instance.zone}/instances/{instance.name}")
         instance.preempting = instance.limited = False
         self._inventory.start(instance, new_disk=False)
 
     def stop_instance(self, instance: Instance) -> None:
-        """As by `instances.stop`: a group recreates it."""
+        """Stops a VM, as `instances.stop` does; its group recreates it."""
         if instance.live:
             self._inventory.stop(instance)
 
     def delete_instance(self, instance: Instance) -> None:
-        """As by `instances.delete`: a group does not know the intent and recreates it."""
+        """Deletes a VM, as `instances.delete` does; its group does not know the intent and
+        recreates it."""
         if instance.live:
             instance.discard = True
             self._inventory.stop(instance)
@@ -79,22 +81,23 @@ class Vms:
             self._inventory.remove(instance)
 
     def reset_instance(self, instance: Instance) -> None:
-        """Cuts it off and boots it again on the disk it has."""
+        """Kills a VM and boots it again on its own disk."""
         if instance.status != "RUNNING":
             raise not_ready(f"zones/{instance.zone}/instances/{instance.name}")
         instance.restart = True
         self._inventory.commands.append(Kill(instance.id))
 
     def preempt_instance(self, instance: Instance) -> None:
-        """Begins a preemption; nothing if one has begun or the VM is on its way out."""
+        """Starts a preemption; does nothing if one has started or the VM is stopping."""
         if instance.status in ("PROVISIONING", "STAGING", "RUNNING") and not instance.preempting:
             instance.preempting = True
             self._inventory.commands.append(Preempt(instance.id))
             self._inventory.keep("instances", instance.id)
 
     def maintain_instance(self, instance: Instance, notice_sec: float | None = None) -> None:
-        """Announces the maintenance of a VM's host. A Spot VM is preempted. Another one is moved
-        without a break, or stopped after its notice and, with automaticRestart, booted again."""
+        """Announces the maintenance of a VM's host. A Spot VM is preempted. Any other is migrated
+        without an interruption or, after the notice, stopped and, with automaticRestart, booted
+        again."""
         if instance.spot:
             self.preempt_instance(instance)
             return
@@ -113,12 +116,13 @@ class Vms:
         self._inventory.at(instance.maintenance_at, "instance", instance.id)
 
     def hold_stopping(self, instance: Instance, hold_sec: float) -> None:
-        """The VM's end is seen late: for so long after it, it is still STOPPING."""
+        """Shows the VM as STOPPING for `hold_sec` after its end, so that the end is noticed
+        late."""
         instance.hold_sec = hold_sec
         self._inventory.keep("instances", instance.id)
 
     def change_instance(self, instance: Instance, **changes: Any) -> None:
-        """Other properties of a VM: at once, or from its next boot on."""
+        """Changes properties of a VM, at once or from its next boot."""
         instance.properties = {**instance.properties, **changes}
         instance.fingerprint += 1
         self._inventory.keep("instances", instance.id)
@@ -130,10 +134,10 @@ class Vms:
         self._inventory.commands.append(SetMetadata(instance.id))
         self._inventory.keep("instances", instance.id)
 
-    # Events of the machines. They name a VM by id; an unknown id is ignored.
+    # Events of the machines, by the VM's id; an unknown id is ignored.
 
     def running(self, instance_id: str) -> None:
-        """The VM's system has started."""
+        """Notes that the VM's system has started."""
         instance = self._inventory.instances.get(instance_id)
         if instance and instance.status in ("PROVISIONING", "STAGING"):
             instance.status = "RUNNING"
@@ -146,7 +150,7 @@ class Vms:
             self._manager.health.came_up(instance)
 
     def stopping(self, instance_id: str) -> None:
-        """The VM's system is going down, for whatever reason."""
+        """Notes that the VM's system is shutting down, for any reason."""
         instance = self._inventory.instances.get(instance_id)
         if instance and instance.live:
             instance.status = "STOPPING"
@@ -154,7 +158,7 @@ class Vms:
             self._inventory.keep("instances", instance.id)
 
     def exited(self, instance_id: str, fault: Fault | None = None) -> None:
-        """The VM has no process any more; `fault` if it never got one."""
+        """Notes that the VM's process has ended; `fault` if it never had one."""
         instance = self._inventory.instances.get(instance_id)
         if instance is None or not instance.live or instance.held_until is not None:
             return
@@ -168,13 +172,13 @@ class Vms:
         self.end(instance, fault)
 
     def probed(self, instance_id: str, healthy: bool) -> None:
-        """The answer of a VM that was asked for its health."""
+        """Notes the result of a VM's probe."""
         if instance := self._inventory.instances.get(instance_id):
             self._manager.health.probed(instance, healthy)
 
     def lose(self, instance: Instance) -> None:
-        """The platform takes the VM for dead, whatever its process does: its group creates it
-        again at once, with its name and address; what the old one still does is ignored."""
+        """Treats the VM as lost, whatever its process does: its group recreates it at once, with
+        its name and address, and the old one's events are ignored."""
         if instance.live:
             self._inventory.lose(instance)
             self.end(instance, None, for_good=True)
@@ -182,7 +186,7 @@ class Vms:
     # Time
 
     def look_at(self, instance: Instance) -> None:
-        """A VM at its own time: its limit, its host's maintenance, the end that is seen."""
+        """Handles a VM's timer: its limit, its host's maintenance, or its visible end."""
         now = self._inventory.clock.now()
         if instance.held_until is not None:
             if instance.held_until <= now:
@@ -210,12 +214,12 @@ class Vms:
         self._inventory.keep("instances", instance.id)
 
     def _restarts(self, instance: Instance) -> bool:
-        """Whether the platform boots a VM again whose host is lost."""
+        """Whether the platform boots a VM again after the loss of its host."""
         asked = bool(instance.scheduling.get("automaticRestart"))
         return asked and self._inventory.switches.automatic_restart and not instance.spot
 
     def end(self, instance: Instance, fault: Fault | None, *, for_good: bool = False) -> None:
-        """A VM has ended; `for_good`: its disk too."""
+        """Ends a VM; `for_good`: its disk is lost too."""
         lost = not (instance.stop_requested or instance.going_down or instance.preempting)
         if lost and instance.started is not None and not for_good and self._restarts(instance):
             instance.restart = True
