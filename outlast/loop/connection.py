@@ -1,4 +1,4 @@
-"""The way of a training to its supervisor, and what asks the training to stop.
+"""A training's connection to its supervisor, and the requests to stop the training.
 
 The supervisor is the one that ``OUTLAST_SOCKET`` names or, without it, one that is started for a
 folder.
@@ -20,24 +20,24 @@ ENDED_SEC = 10.0
 """How long a stopped trainer waits for its supervisor's record of the end."""
 
 _completed: set[parts.Key] = set()
-"""The runs that this process has completed, each as one training without a part's name."""
+"""The runs that this process has completed, each as one training without a part name."""
 
 
 class Connection:
-    """Opened once for a training, and closed with it; of a part that is done, kept for the next."""
+    """Opened and closed with a training; after a completed part it is kept for the next part."""
 
     def __init__(
         self, options: local.Options, part: str = "", *, restore_done: bool = True
     ) -> None:
-        """``part`` names the part of the run that is to be trained; whether its state is wanted
-        where it is done."""
+        """``part`` names the part of the run to train; ``restore_done`` says whether to restore its
+        state even if it is done."""
         self._options = options
         self._part = part
         self._restore_done = restore_done
         self._program: parts.Program | None = None
-        """Of a part: what else this program trains of the run."""
+        """For a part: the parts of the run that this program trains."""
         self.part_done = False
-        """Whether the part is done, whatever the program does yet."""
+        """Whether the part is done, whatever the program does afterwards."""
         socket_path = os.environ.get(SOCKET_VARIABLE)
         self._socket_path = socket_path
         self.signals: Signals = Supervised() if socket_path else Interrupts()
@@ -45,7 +45,7 @@ class Connection:
         self._session: Session | None = None
         self._welcomed = False
         self._run: parts.Key | None = None
-        """The run, as this program tells it from others."""
+        """The key of the run in this program."""
 
     @property
     def session(self) -> Session:
@@ -54,7 +54,7 @@ class Connection:
         return self._session
 
     def open(self, total: int | None) -> Welcome | Ended:
-        """The supervisor's answer to this trainer; SystemExit 75 where Ctrl-C comes before it."""
+        """Connect and return the supervisor's answer; SystemExit 75 if Ctrl-C comes first."""
         check_process()
         self.signals.install()
         run = self._run = self._named_run()
@@ -74,7 +74,7 @@ class Connection:
         answer = self._session.welcome(stopped=self.is_interrupted)
         self._welcomed = True
         if isinstance(answer, Ended) and self._program is not None:
-            self._program.active = self._program = None  # nothing of it is left undone
+            self._program.active = self._program = None  # the run has nothing left to train
         return answer
 
     def _named_run(self) -> parts.Key:
@@ -84,7 +84,7 @@ class Connection:
         return run.trainer, run.run, os.path.abspath(run.folder)
 
     def _channel(self) -> Channel:
-        """The connection of the part before, or a new one."""
+        """The previous part's connection, or a new one."""
         if self._program is not None and self._program.channel is not None:
             channel, self.supervisor = self._program.take()
             return channel
@@ -99,25 +99,27 @@ class Connection:
             self.supervisor.forget_socket()
 
     def is_interrupted(self) -> bool:
-        """Whether Ctrl-C was pressed in a training on a laptop."""
+        """Whether Ctrl-C was pressed during a training on a laptop."""
         return self.supervisor is not None and self.signals.requested
 
     def told_to_leave(self) -> bool:
-        """Whether this process was signalled to; before the first step nothing is lost by it."""
+        """Whether a signal asked this process to stop; before the first step, that loses
+        nothing."""
         return self.signals.requested
 
     @property
     def stop_in_sec(self) -> float | None:
-        """Seconds in which the training has to end; None without a request to stop."""
+        """Seconds left for the training to end; None without a request to stop."""
         left_sec = self.session.stop_in_sec
         return local.STOP_SEC if left_sec is None and self.is_interrupted() else left_sec
 
     def stop_asked(self) -> bool:
-        """Whether anybody has asked this training to stop, as far as is known by now."""
+        """Whether a signal or the supervisor has asked this training to stop, as known by now."""
         return self.signals.requested or self.session.look_for_stop()
 
     def tell_data(self) -> None:
-        """On a laptop: what data is used, so that another attempt on other data is refused."""
+        """On a laptop, report the data in use, so that another attempt with different data is
+        refused."""
         used = data.take_used()
         if self.supervisor is not None:
             for url, path in used.items():
@@ -125,12 +127,12 @@ class Connection:
                 self.session.fetch(url, path, stopped=self.is_interrupted)
 
     def describe(self, what: str) -> None:
-        """What the first Ctrl-C does from now on, for the terminal."""
+        """Set the text that describes the effect of the first Ctrl-C, for the terminal."""
         if isinstance(self.signals, Interrupts):
             self.signals.what = what
 
     def note_step(self, step: int) -> None:
-        """Tell the supervisor the last step that was made, before the training ends."""
+        """Report the last step to the supervisor before the training ends."""
         if self._session is not None:
             with contextlib.suppress(SupervisorLost):
                 self._session.tick(step, "train", last=True)
@@ -141,8 +143,8 @@ class Connection:
             self._session.report(message, kind, lines)
 
     def close(self, error: BaseException | None) -> None:
-        """Hang up, and wait until the supervisor has finished what it was given. SupervisorLost
-        where a completed training's result is not kept. After a part that is done, neither."""
+        """Hang up and wait until the supervisor has finished its work. After a completed part, do
+        neither. SupervisorLost if a completed training's result was not kept."""
         if self._program is not None:
             if error is None:
                 self._program.keep(self.session.channel, self.supervisor)
@@ -154,7 +156,8 @@ class Connection:
         if supervisor is None:
             return
         if not self._welcomed:
-            # It may wait for a store that is away, and take the run from this user's next try.
+            # It may be waiting for an unavailable store, and would hold the run when the user tries
+            # again.
             supervisor.abandon()
         if self.signals.impatient:
             return
@@ -176,8 +179,8 @@ class Connection:
 
 
 def check_process() -> None:
-    """NotHere where a multiprocessing child reaches ``outlast.train`` because it imports the
-    program, as ``spawn`` does: it would take the run from its own parent."""
+    """Raise NotHere if a multiprocessing child reaches ``outlast.train`` because it imports the
+    program, as with ``spawn``: it would take over the run of its own parent."""
     frame = sys._getframe()
     while frame is not None:
         module = frame.f_globals.get("__name__")
@@ -190,5 +193,5 @@ def check_process() -> None:
 
 
 def interrupted() -> SystemExit:
-    """What ends a program whose training was asked to stop."""
+    """The exception that ends a program whose training was asked to stop."""
     return SystemExit(exits.INTERRUPTED)

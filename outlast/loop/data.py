@@ -1,8 +1,9 @@
 """``outlast.data``: a local path for a local or gs:// path, before a training is set up.
 
-Under a supervisor it is asked for the data, on a separate connection. On a laptop a process of
-``python -m outlast.supervisor fetch`` gets it into the user's cache folder (``OUTLAST_CACHE``, by
-default ``~/.cache/outlast``); ``outlast.train`` then tells its supervisor what was used.
+If a supervisor is running, the request goes to it, on a separate connection. On a laptop a process
+of ``python -m outlast.supervisor fetch`` downloads into the user's cache folder (``OUTLAST_CACHE``,
+by default ``~/.cache/outlast``), and ``outlast.train`` later reports to its supervisor which data
+was used.
 """
 
 import json
@@ -28,35 +29,37 @@ CONNECT_SEC = 30.0
 TICK_SEC = 1.0
 
 _found: dict[str, Path] = {}
-"""What this process asked for, and where it is."""
+"""Data that this process asked for, and its local paths."""
 _untold: dict[str, Path] = {}
-"""What it asked for since a training took note of it."""
+"""Those that no training has reported yet."""
 
 
 def data(path: str | os.PathLike[str]) -> Path:
     """A local path for the data at ``path``: a file, or a folder with files.
 
-    ``gs://BUCKET/PATH`` names an object, or all objects below ``PATH/``. They are fetched once a
-    boot (on a laptop: once), side by side, checked by CRC32C and size, and what a cut left is gone
-    on with. Do not write there. What a run uses is remembered: another attempt of it that finds
-    other bytes ends.
+    ``gs://BUCKET/PATH`` names an object, or all objects below ``PATH/``. They are fetched once per
+    boot (on a laptop once in total), in parallel, and checked by CRC32C and size; an interrupted
+    download resumes. Do not write there. The run remembers the data that it uses: a later attempt
+    that finds different bytes ends.
 
-    Raises DataError with a sentence for what is not there, may not be read, has no room on this
-    machine, or has changed since the run began; LoopError if the supervisor does not answer.
+    Raises DataError if the data is absent, forbidden, too large for this machine, or has changed
+    since the run began; LoopError if the supervisor does not answer.
     """
     tell_alone()
     return find(path)
 
 
 def take_used() -> Mapping[str, Path]:
-    """What was asked for since this was called last, and where it is: a training's data."""
+    """Return the data requested since the last call, which belongs to a training, with local
+    paths."""
     used = dict(_untold)
     _untold.clear()
     return used
 
 
 def find(path: str | os.PathLike[str], tick: Callable[[], None] = lambda: None) -> Path:
-    """As ``data``; ``tick`` is called once a second during the fetch, whichever process fetches."""
+    """Like ``data``; ``tick`` is called once a second during the fetch, whichever process
+    fetches."""
     text = os.fspath(path)
     if "://" not in text:
         text = os.path.abspath(text)
@@ -80,7 +83,7 @@ def find(path: str | os.PathLike[str], tick: Callable[[], None] = lambda: None) 
 
 
 def _ask(socket_path: str, url: str, tick: Callable[[], None]) -> Path:
-    """From the supervisor; it may take as long as a download does."""
+    """Ask the supervisor, which may take as long as a download."""
     try:
         with Channel.connect(socket_path, timeout_sec=CONNECT_SEC) as channel:
             channel.send(Fetch(url))
@@ -102,12 +105,12 @@ def answer_path(answer: object, url: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where things that can be fetched again are kept."""
+    """The folder for files that can be downloaded again."""
     return cache_home("outlast", "OUTLAST_CACHE")
 
 
 def fetch(url: str, kind: str, tick: Callable[[], None] = lambda: None) -> Path:
-    """Data or a run's result (``kind``) in the cache folder, fetched by a separate process."""
+    """Fetch data or a run's result (``kind``) into the cache folder, in a separate process."""
     command = [sys.executable, "-P", "-m", "outlast.supervisor", "fetch", url, "--kind", kind]
     command += ["--into", str(cache_folder()), "--json"]
     try:
@@ -144,7 +147,8 @@ def fetch(url: str, kind: str, tick: Callable[[], None] = lambda: None) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """For a process of ``outlast.supervisor``: the same outlast, without another supervisor."""
+    """Environment for a process of ``outlast.supervisor``: the same outlast, and no other
+    supervisor."""
     home = str(PACKAGE.parent)
     path = os.environ.get("PYTHONPATH")
     found = {**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home}

@@ -1,4 +1,4 @@
-"""How a training ends: which leaving is an end, and what is said of one that is not."""
+"""How a training ends: whether leaving the loop completes it, and messages if it does not."""
 
 import traceback
 
@@ -9,12 +9,12 @@ from outlast.loop.words import say
 
 
 def left_with_0(error: BaseException | None) -> bool:
-    """Whether the program calls its leaving a success."""
+    """Whether the program ended with sys.exit(0)."""
     return isinstance(error, SystemExit) and error.code in (None, exits.DONE)
 
 
 def left_early(step: int, total: int | None, what: str = "the loop was left") -> LeftEarly:
-    """The error of a loop that was left before its last step without a word."""
+    """The error for a loop that was left before its last step without ``run.finish``."""
     of = "" if total is None else f" of {total}"
     return LeftEarly(
         f"{what} after step {step}{of}, so the training is not complete; to end it there, call "
@@ -24,8 +24,8 @@ def left_early(step: int, total: int | None, what: str = "the loop was left") ->
 
 
 def report(error: BaseException | None) -> tuple[str, str] | None:
-    """What the supervisor gets to know of an error that ends the program, and its kind in the
-    protocol; None if it needs no word."""
+    """The message to the supervisor about the error that ends the program, and its kind in the
+    protocol; None if no message is needed."""
     match error:
         case None | SupervisorLost() | SystemExit(code=exits.INTERRUPTED):
             return None
@@ -41,15 +41,15 @@ def report(error: BaseException | None) -> tuple[str, str] | None:
 
 
 def traceback_of(error: BaseException | None) -> list[str]:
-    """The lines of the traceback of an error that may be a slip in the program; empty for one that
-    its sentence alone explains."""
+    """The lines of the traceback of an error that may be a bug in the program; empty if the error's
+    sentence explains it."""
     if not isinstance(error, Exception) or isinstance(error, DoesNotFit | StateError | DataError):
         return []
     return "".join(traceback.format_exception(error)).splitlines()
 
 
 def say_after_stop(error: BaseException | None) -> None:
-    """A stop goes before what the program raised because of it, or meanwhile; that is shown."""
+    """Print the program's exception after a stop, which takes precedence over it."""
     if error is None or isinstance(error, SystemExit | KeyboardInterrupt):
         return
     say(f"the program was asked to stop, and then raised {type(error).__name__}:")

@@ -29,50 +29,49 @@ def train(
     model_output_path: str | None = None,
     constant: Collection[str] = (),
 ) -> Training:
-    """A training of ``total`` steps as a context manager; without ``total``, of as many steps as
-    the loop makes until it is left.
+    """Train ``total`` steps, as a context manager; without ``total``, until the loop is left.
 
-    With a total, a loop that is left before its last step has not ended the training: LeftEarly,
-    unless ``run.finish`` said that it is over. A request to stop exits with 75 at the end of the
-    ``with`` block at the latest, whatever the program did with it.
+    With a total, leaving the loop before its last step does not complete the training and raises
+    LeftEarly, unless ``run.finish`` was called. A request to stop exits with 75 at the end of the
+    ``with`` block at the latest, even if the program ignores it.
 
     ``state`` names the objects that make up the training: numpy arrays and generators,
     ``random.Random``, dicts and lists, scikit-learn estimators, and anything with ``state_dict``
-    and ``load_state_dict``. They are restored in place. What cannot be saved is a StateError that
-    names it, before the first step.
+    and ``load_state_dict``. They are restored in place. An object that cannot be saved raises a
+    StateError that names it, before the first step.
 
-    ``part`` names one of several trainings of this program, which then are the parts of one run,
-    one after the other (folds of a cross-validation, say). Each resumes by itself. One that is done
-    already makes no step: its state and ``run.evals`` are as it ended. The run is done when the
-    program ends with exit code 0 and every part that was begun is done. With ``restore_done=False``
-    the state of a part that is done is not read, and stays as the program has made it: a program
-    with many parts that needs their evaluations and results alone starts again at once.
+    ``part`` names one of several trainings of this program, which are then consecutive parts of one
+    run (folds of a cross-validation, for example). Each resumes by itself. A part that is already
+    done makes no step, and its state and ``run.evals`` are as at its end. The run is done when the
+    program ends with exit code 0 and every part that has begun is done. With ``restore_done=False``
+    the state of a part that is done is not restored and stays as the program made it, so that a
+    program with many parts that needs only their evaluations and results restarts quickly.
 
-    ``constant`` names entries of ``state`` that may never change, such as an array of data, and
-    global generators (``random``, ``numpy.random``, ``torch.random``, ``keras.random``) that the
-    state does not have although steps draw from them, since the result does not depend on what they
-    give; and, likewise, places of the program that a warning has named, such as ``trainer.losses``:
-    objects or attributes that steps change and that are not saved. Of an
-    array or tensor that is not named there and never changed, nothing tells whether the program
-    uses another one in its place (``w = w + 1``): it is reported, and a resume is refused.
+    ``constant`` names entries of ``state`` that need never change, such as an array of data. It
+    also names global generators (``random``, ``numpy.random``, ``torch.random``, ``keras.random``)
+    that steps draw from and that the state does not have, because the result does not depend on
+    them; and places of the program that a warning has named, such as ``trainer.losses``: objects or
+    attributes that steps change and that are not saved. An array or tensor that never changes and
+    is not named here is reported, and a resume is refused, because the program may use another
+    object in its place (``w = w + 1``).
 
-    Under ``torchrun`` every rank calls this alike: ``state`` is what is equal in all ranks (rank 0
-    saves it, all restore it), ``rank_state`` what differs, such as random numbers and the position
-    in a rank's share of the data; each rank saves and restores its own.
+    Under ``torchrun`` every rank makes the same call. ``state`` is equal in all ranks: rank 0 saves
+    it and all restore it. ``rank_state`` differs, such as random numbers and the position in a
+    rank's share of the data: each rank saves and restores its own.
 
-    ``tracker`` (or ``OUTLAST_TRACKER``), ``mlflow`` or ``wandb``, is given every row as well: one
-    tracker's run for the whole run, never waited for.
+    ``tracker`` (or ``OUTLAST_TRACKER``) is ``mlflow`` or ``wandb``, which also gets every row, in
+    one tracker run for the whole run. Training never waits for it.
 
-    A run may begin with a checkpoint of another one (``outlast:init``, ``init``): what ``state``
-    names is taken from there, or of that only the names in ``init_only``; the steps begin at 1, the
-    history is empty, ``rank_state`` starts from scratch. Anything else in that checkpoint does not
-    matter, so an optimiser that ``state`` does not name, or ``init_only`` leaves out, is not kept.
+    A run may begin with another run's checkpoint (``outlast:init``, ``init``). It takes the entries
+    of ``state``, or only those in ``init_only``, from there; the steps begin at 1, the history is
+    empty, and ``rank_state`` starts from scratch. Everything else in that checkpoint is ignored,
+    such as an optimiser that is not in ``state`` or not in ``init_only``.
 
-    The other arguments matter only without ``OUTLAST_SOCKET``, for a run in a folder: ``init``, a
+    The other arguments apply only without ``OUTLAST_SOCKET``, to a run in a folder: ``init``, a
     checkpoint as ``outlast checkpoints`` prints it; ``model_output_path``, a folder or ``gs://``
-    path that gets a copy of the finished result where it is absent there; ``run_dir``, a folder or
-    ``gs://`` path (default ``runs/<name>-<run>``), and what the run's name is made of: ``name``,
-    ``arguments`` and ``source`` (default: this program, its command line and its text).
+    path that gets a copy of the finished result if it has none yet; ``run_dir``, a folder or
+    ``gs://`` path (default ``runs/<name>-<run>``); and the values that determine the run's name:
+    ``name``, ``arguments`` and ``source`` (default: this program, its command line and its text).
     """
     tell_alone()
     fill_descriptors()
@@ -98,7 +97,7 @@ def train(
 
 
 def _every(given: object) -> str:
-    """``checkpoint_every`` as text; LoopError if it is none of its forms."""
+    """``checkpoint_every`` as text; LoopError if it is invalid."""
     if isinstance(given, int) and not isinstance(given, bool):
         given = str(given)
     try:

@@ -1,15 +1,15 @@
-"""What can go wrong in the loop.
+"""The errors of the loop.
 
 LoopError
 ├── StateError        a part of the state cannot be saved, by name
 │   └── DoesNotFit    a checkpoint is sound but is not of this program's shape
-├── DataError         data that is not there, cannot be fetched, or is not what it was
+├── DataError         data is absent, cannot be fetched, or has changed
 ├── CheckpointFailed  the supervisor could not commit a snapshot
 ├── LeftEarly         the loop was left before its last step, and the trainer did not say why
 ├── NotHere           outlast.train was reached in a process that must not train
-├── RankLost          another process of the same training has gone, or does something else
-├── Refused           the supervisor will not go on with the run
-└── SupervisorLost    no supervisor answers, or it has gone
+├── RankLost          another process of the same training has ended or makes other steps
+├── Refused           the supervisor refuses to continue the run
+└── SupervisorLost    no supervisor answers, or it has ended
 """
 
 import sys
@@ -41,7 +41,7 @@ class CheckpointFailed(LoopError):
 
 
 class LeftEarly(LoopError):
-    """The loop was left before all steps were made, without ``run.finish``: not an end."""
+    """The loop was left before all steps were made and without ``run.finish``."""
 
 
 class NotHere(LoopError):
@@ -50,15 +50,15 @@ class NotHere(LoopError):
 
 
 class RankLost(LoopError):
-    """Another rank has ended, failed, or makes other steps: this one cannot go on without it."""
+    """Another rank has ended, failed, or makes other steps, so this one cannot continue."""
 
 
 class Refused(LoopError):
-    """The supervisor will not go on with the run; the message has its reason."""
+    """The supervisor refuses to continue the run; the message has its reason."""
 
 
 class SupervisorLost(LoopError):
-    """The supervisor cannot be reached, does not answer or has gone.
+    """The supervisor cannot be reached, does not answer or has ended.
 
     ``exit`` is its own exit code if it has ended and that is known; negative for a signal.
     """
@@ -85,23 +85,23 @@ TOLD_ALONE = (
     Refused,
     SupervisorLost,
 )
-"""What befell a run, whatever line of the program met it, and what a sentence says better than a
-traceback. The others are slips in the program, of which one wants to see the line."""
+"""Errors that do not depend on a line of the program, so that a sentence explains them better than
+a traceback. The others are bugs in the program, for which the line matters."""
 
 
 def exit_code(error: LoopError) -> int:
-    """What a program ends with that this error ends."""
+    """The exit code of a program that this error ends."""
     if isinstance(error, DataError | NotHere):
         return exits.USAGE
     if isinstance(error, SupervisorLost):
-        # Killed, or not known: the same command goes on. Its own word counts otherwise.
+        # Killed or unknown: the same command continues. Otherwise the supervisor's own code counts.
         return error.exit if error.exit is not None and error.exit > 0 else exits.INTERRUPTED
     return 1
 
 
 def tell_alone() -> None:
-    """From now on an error of TOLD_ALONE that nothing catches is its sentence on stderr and its own
-    exit code. With any other, or one that came while another was handled, nothing changes."""
+    """From now on, report an uncaught error of TOLD_ALONE as its sentence on stderr and exit with
+    its own code. Other errors, and those raised while another was handled, are not affected."""
     before = sys.excepthook
     if getattr(before, "tells_alone", False):
         return

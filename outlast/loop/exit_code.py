@@ -1,9 +1,8 @@
-"""The exit code that this program is ending with, for what runs at its end (``atexit``).
+"""The exit code with which this program is ending, for functions that run at its end (``atexit``).
 
-Python does not say. It is known from the program's outermost frame: whether it returned or, where
-``SystemExit`` ended it, with what code. Python 3.11 tells that of ``sys.exit`` alone, and not if
-the outermost frame calls it inside of ``try`` or ``with``. What cannot be known is None, and
-never 0.
+Python does not expose it, but the program's outermost frame shows whether it returned or which code
+``SystemExit`` had. With Python 3.11 this works for ``sys.exit`` only, and not if the outermost
+frame calls it inside ``try`` or ``with``. An unknown code is None, never 0.
 """
 
 import dis
@@ -16,11 +15,11 @@ _NAME = "outlast"
 
 _outermost: FrameType | None = None
 _exit: SystemExit | None = None
-"""A copy of what ended the program; the one that was raised holds its frames."""
+"""A copy of the exception that ended the program; the original would keep its frames alive."""
 
 
 def watch() -> None:
-    """From now on ``find`` has an answer. Called again, nothing changes."""
+    """Start watching, so that ``find`` can answer. Further calls have no effect."""
     global _outermost
     if _outermost is None:
         _outermost = _outermost_frame()
@@ -29,8 +28,8 @@ def watch() -> None:
 
 
 def find() -> int | None:
-    """What the program ends with, as a shell sees it; None if it is unknown. Only at its end,
-    when no frame of it runs any more."""
+    """The program's exit code as a shell sees it; None if unknown. Call it only at the program's
+    end, when none of its frames runs any more."""
     if _outermost is None:
         return None
     if _has_returned(_outermost):
@@ -51,7 +50,7 @@ def _outermost_frame() -> FrameType:
 
 
 def _has_returned(frame: FrameType) -> bool:
-    """Whether a frame that runs no more came to its end; else an exception ended it."""
+    """Whether a finished frame returned; otherwise an exception ended it."""
     name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
     return name in ("RETURN_VALUE", "RETURN_CONST")
 
@@ -62,8 +61,8 @@ def _note(error: BaseException) -> None:
 
 
 def _watch_unwinding(outermost: CodeType) -> bool:
-    """Note what ends the outermost frame. False if Python cannot say (3.11), or others have
-    taken its places for that."""
+    """Note the exception that ends the outermost frame. False if Python cannot report it (3.11) or
+    all of its tool ids are in use."""
     monitoring = getattr(sys, "monitoring", None)
     if monitoring is None:
         return False
@@ -82,8 +81,9 @@ def _watch_unwinding(outermost: CodeType) -> bool:
 
 
 class _Exit(SystemExit):
-    """What ``sys.exit`` raises from now on. One that ends the program dies with no frame around;
-    and where it was handled on its way, it was raised where the outermost frame stands."""
+    """The exception that ``sys.exit`` raises from now on. One that ends the program is deleted when
+    no frame runs any more, and its traceback, if it has one, begins at the instruction where the
+    outermost frame stopped."""
 
     def __del__(self) -> None:
         if sys._getframe().f_back is not None or _outermost is None:

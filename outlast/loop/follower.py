@@ -1,4 +1,4 @@
-"""A training in every rank but the first: the same steps, at rank 0's word."""
+"""A training in every rank but the first, which makes its steps as rank 0 says."""
 
 import contextlib
 import shutil
@@ -18,8 +18,8 @@ from outlast.loop.words import say
 
 
 class Follower:
-    """One rank's part in a training that rank 0 leads, with the methods of Leading. What rank 0
-    keeps is nothing here, and what is written to the result is thrown away."""
+    """A rank in a training that rank 0 leads, with the methods of Leading. It keeps none of the
+    records that rank 0 keeps, and discards files written to the result."""
 
     def __init__(self, call: Call, progress: Progress) -> None:
         assert call.world is not None
@@ -30,7 +30,7 @@ class Follower:
         self._signals = Supervised()
         self._result_folder: Path | None = None
         self._result_of_part: Path | None = None
-        """The files of the result of a part that is done already."""
+        """The files of the result if the part is already done."""
         self._unproved = False
         self._cleanup = contextlib.ExitStack()
 
@@ -41,8 +41,8 @@ class Follower:
 
     def begin(self) -> None:
         """Begin as rank 0 says. RunEnded if the run has ended."""
-        # The terminal's Ctrl-C and torchrun's SIGTERM reach every rank; what they mean, rank 0
-        # says at the next boundary. Where rank 0 has gone, the watch ends this rank.
+        # The terminal's Ctrl-C and torchrun's SIGTERM reach every rank; rank 0 decides at the next
+        # boundary what they mean. If rank 0 has ended, the watch ends this rank.
         self._signals.install()
         self._cleanup.callback(self._signals.restore)
         state.check_top(self._call.state)
@@ -58,7 +58,7 @@ class Follower:
         self._member.say(ranks.READY, self._progress.step)
 
     def _take(self, where: dict[str, Any]) -> None:
-        """The state that this attempt begins with."""
+        """Take the state that this attempt begins with."""
         restore, is_done = where["restore"], where["done"] is not None
         if is_done:
             self._result_of_part = Path(where["part_result"])
@@ -77,7 +77,7 @@ class Follower:
             self._progress.left_before = True
 
     def boundary(self) -> None:
-        """Do what rank 0 says at this boundary, until it says go on."""
+        """Follow rank 0's messages at this boundary until it says to make the next step."""
         progress = self._progress
         if self._unproved and progress.step == 1:
             self._prove_rank_state()
@@ -92,19 +92,18 @@ class Follower:
             self._member.say(ranks.WRITTEN, progress.step, self._write_part(Path(said.body)))
 
     def warn(self, sentences: Iterable[str]) -> None:
-        """Say these here."""
+        """Print these warnings."""
         for sentence in sentences:
             say(f"warning: {sentence}")
 
     def judge_best(self, name: str, step: int, value: float, direction: Direction) -> None:
-        """Nothing: rank 0's evaluations are the run's."""
+        """Do nothing: the run keeps rank 0's evaluations."""
 
     def tick(self, phase: str) -> None:
-        """Nothing: rank 0's signs of life are the run's."""
+        """Do nothing: rank 0 gives the run's signs of life."""
 
     def evals(self) -> list[dict[str, Any]]:
-        """LoopError: what rank 0 gave to ``eval`` is not here, and what this rank gave is not
-        kept."""
+        """Raise LoopError: only rank 0 keeps evaluations."""
         raise LoopError(
             f"run.evals in rank {self._rank}: only rank 0 keeps evaluations; read them if "
             "run.rank is 0, and send the other ranks what they need"
@@ -113,25 +112,27 @@ class Follower:
     def data(self, path: str | Path) -> Path:
         """The local path of data."""
         found = data.find(path, lambda: None)
-        data.take_used()  # rank 0 says what the run uses
+        data.take_used()  # rank 0 reports the run's data
         return found
 
     def result_folder(self) -> Path:
-        """Where the program writes what it takes for the result, or finds that of a part."""
+        """The folder to which the program writes its result, or that has the result of a finished
+        part."""
         if self._result_of_part is not None:
             return self._result_of_part
         assert self._result_folder is not None
         return self._result_folder
 
     def loop_left(self) -> None:
-        """Nothing: rank 0 saves what the loop ended with."""
+        """Do nothing: rank 0 saves the state at the loop's end."""
 
     def is_stopped(self, over: bool) -> bool:
-        """Whether rank 0 has said so."""
+        """Whether rank 0 has stopped this attempt."""
         return self._progress.stopped
 
     def _write_part(self, folder: Path) -> tuple[int, str] | None:
-        """A full disk's error, which is rank 0's to try again, as it is with its own part."""
+        """Write this rank's part of a snapshot; return a full disk's error, so that rank 0 tries
+        again."""
         try:
             if self._call.rank_state is not None:
                 self.warn(self._call.rank_state.write(folder, self._progress.step))
@@ -142,7 +143,7 @@ class Follower:
         return None
 
     def complete(self) -> None:
-        """Say so to rank 0, and end as it does."""
+        """Report the end to rank 0, and end as rank 0 does."""
         progress = self._progress
         if not (progress.started or self.is_done):
             raise LoopError("the training has made no steps: loop over run.steps()")
@@ -150,7 +151,7 @@ class Follower:
             raise ending.left_early(progress.step, progress.total)
         self._member.say(ranks.FINISHED, progress.step, progress.drawn)
         while (said := self._word_at_end()).kind in (ranks.OVER, ranks.PART):
-            if said.kind == ranks.PART:  # of what the loop was left with
+            if said.kind == ranks.PART:  # of the state at the loop's end
                 self._member.say(ranks.WRITTEN, progress.step, self._write_part(Path(said.body)))
         if said.kind != ranks.END:
             raise RankLost(
@@ -168,7 +169,7 @@ class Follower:
         return said
 
     def leave_part(self) -> None:
-        """Nothing: rank 0 has said whether to stop, with the part's end."""
+        """Do nothing: rank 0 has already said at the part's end whether to stop."""
 
     def end(self, error: BaseException | None) -> None:
         """Leave the others; tell them why if this rank failed."""

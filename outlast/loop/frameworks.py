@@ -7,12 +7,12 @@ from typing import Any
 from outlast.loop.blobs import Adapter
 from outlast.loop.errors import DoesNotFit
 
-# An object can only be a framework's if that framework is imported already. The order matters:
-# with its backend torch, Keras' layers are torch modules too; numpy's arrays are the most.
+# An object can only belong to a framework that is already imported. The order matters: with the
+# torch backend, Keras's layers are torch modules too; numpy's arrays are the most common.
 _PYTHON = ("values", "containers")
 _NAMES = ("numpy", *_PYTHON, "keras", "xgboost", "torch", "flax", "jax", "sklearn")
 ADAPTERS = {name: f"outlast.loop.adapters.{name}" for name in _NAMES}
-"""The module of each."""
+"""Module of each adapter."""
 _OWN = ("state_dict", "load_state_dict")
 
 
@@ -26,7 +26,7 @@ def loaded() -> list[Adapter]:
 
 
 _imported: dict[str, Any] = {}
-"""The adapters that are imported; looked up for each array of a checkpoint."""
+"""Cache of the imported adapters, because each array of a checkpoint looks one up."""
 
 
 def containers() -> Any:
@@ -35,7 +35,7 @@ def containers() -> Any:
 
 
 def adapter(framework: str, path: str = "state") -> Any:
-    """The adapter that a node names; its framework is imported if it is not yet."""
+    """The adapter that a node names; imports its framework if necessary."""
     if found := _imported.get(framework):
         return found
     if framework not in ADAPTERS:
@@ -48,10 +48,10 @@ def adapter(framework: str, path: str = "state") -> Any:
 
 
 def has_state_dict(value: object) -> bool:
-    """Whether an object says itself what is to be saved of it."""
+    """Whether an object defines its own state with ``state_dict`` and ``load_state_dict``."""
     if isinstance(value, type):
         return False
     try:
         return all(callable(getattr(value, name, None)) for name in _OWN)
-    except Exception:  # an object whose __getattr__ raises has none of them
+    except Exception:  # an object whose __getattr__ raises has neither
         return False

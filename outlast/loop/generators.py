@@ -1,13 +1,13 @@
-"""Global random generators that training draws from and that the state does not have.
+"""Finds global random generators that training draws from and that the state does not have.
 
 ``random``, ``numpy.random``, ``torch.random`` and ``keras.random`` belong to the process. A program
-that draws from one and does not name it in its state runs without any error, and after a preemption
-it draws other numbers. So with each snapshot the loop looks whether one of them has moved since the
-first step. If it has and the snapshot does not hold its position, in whatever form, that is
-reported, and a resume is refused unless the program declares that its result does not depend on it.
+that draws from one and does not put it into its state runs without any error, but draws other
+numbers after a preemption. So at each snapshot the loop checks whether one of them has moved since
+the first step. If it has and the snapshot does not hold its position in any form, the loop reports
+that and refuses a resume, unless the program declares that its result does not depend on the
+generator.
 
-A generator that is an object has a position too: see outlast.loop.unsaved, which finds those that
-the program holds.
+outlast.loop.unsaved finds generators that are objects of the program.
 """
 
 import array
@@ -33,25 +33,25 @@ _INLINE = re.compile(r'"\$bytes": "([^"]*)"')
 
 
 class Part(NamedTuple):
-    """Some numbers of a position that a program keeps together."""
+    """Numbers of a position that a program keeps together."""
 
     numbers: tuple[int, ...]
     bytes_each: int
-    """Their size as the generator gives them."""
+    """Bytes of each number in the generator's own form."""
 
 
 class Position(NamedTuple):
-    """Where one generator stands."""
+    """The position of one generator."""
 
     parts: tuple[Part, ...]
-    """Its numbers, as a program may keep them."""
+    """Its numbers, in groups as a program may keep them."""
     rest: object = None
-    """What tells it from another position besides."""
+    """Further values that distinguish positions."""
 
 
 @dataclass
 class Held:
-    """What a state holds, to be searched for positions."""
+    """The contents of a state, to search for positions."""
 
     texts: list[str]
     arrays: list[bytes]
@@ -69,12 +69,12 @@ class Held:
         return found
 
     def has(self, position: Position) -> bool:
-        """Whether all numbers of a position are here, in whatever object."""
+        """Whether the state has all numbers of a position, in any object."""
         return all(map(self._has_part, position.parts))
 
     def _has_part(self, part: Part) -> bool:
         as_text = ", ".join(map(str, part.numbers))
-        # A list of numbers that has become an array has 8 bytes for each.
+        # In an array made from a list, each number has 8 bytes.
         forms = {_raw(part.numbers, size) for size in (part.bytes_each, max(part.bytes_each, 8))}
         if len(part.numbers) > 1 and len(part.numbers) * part.bytes_each <= _SMALL_BYTES:
             text = f"[{as_text}]"
@@ -93,12 +93,13 @@ def _raw(numbers: Sequence[int], bytes_each: int) -> bytes:
 
 
 class Draws:
-    """What one training draws from the global generators. For the thread of the loop."""
+    """Tracks draws of one training from the global generators. For the thread of the loop."""
 
     def __init__(
         self, states: Iterable[Mapping[str, object] | None], constant: Collection[str] = ()
     ) -> None:
-        """``states`` are all that the program saves; ``constant`` names what may be drawn from."""
+        """``states`` are everything that the program saves; ``constant`` names generators that
+        steps may draw from."""
         self._states = [values for values in states if values is not None]
         self._watched = [name for name in _READERS if name not in constant]
         self._begun: dict[str, list[Position]] | None = None
@@ -107,7 +108,7 @@ class Draws:
     def begin(self, step: int, drawn: Collection[str]) -> None:
         """Training begins after ``step``; ``drawn`` is the note of the snapshot that was restored.
 
-        DoesNotFit names a generator that the steps before it drew from and that was not saved.
+        DoesNotFit names an unsaved generator that the steps before the snapshot drew from.
         """
         if refused := [name for name in self._watched if name in drawn]:
             raise DoesNotFit(
@@ -117,16 +118,17 @@ class Draws:
                 f"and the run resumes from here; if it does, add it to the state, as in "
                 f"state['rng'] = {refused[0]}, and start from scratch"
             )
-        # What declared generators gave before stays noted: the declaration may be withdrawn.
+        # Draws from declared generators stay noted, because the declaration may be removed later.
         self._drawn = list(drawn)
 
     def first_step(self) -> None:
-        """The first step of this attempt begins: what is drawn from now on is drawn by steps."""
+        """Note that the first step of this attempt begins, so that later draws are made by
+        steps."""
         if self._begun is None:
             self._begun = self._positions()
 
     def look(self) -> list[str]:
-        """Look after a step, if no capture is alive; gives sentences that are to be said."""
+        """Look after a step, while no capture is alive; return sentences to print."""
         if self._begun is None:
             return []
         moved = {
@@ -148,21 +150,21 @@ class Draws:
         ]
 
     def note(self) -> list[str]:
-        """For the snapshot: the generators that steps have drawn from and that it does not have."""
+        """The snapshot's note: generators that steps have drawn from and that it does not have."""
         return sorted(self._drawn)
 
     def _positions(self) -> dict[str, list[Position]]:
-        """By generator, all that its program has of it: one on each device. A framework that the
-        program has not imported is left alone."""
+        """Positions by generator, one for each device, without frameworks that the program has not
+        imported."""
         loaded = [name for name in self._watched if name.partition(".")[0] in sys.modules]
         return {name: _READERS[name]() for name in loaded}
 
 
 def _has_moved(begun: dict[str, list[Position]], name: str, found: Sequence[Position]) -> bool:
-    """Whether a generator has moved since it was first seen; what appears is noted in ``begun``."""
+    """Whether a generator has moved since it was first seen; new ones are added to ``begun``."""
     before = begun.setdefault(name, [])
-    # A device that training has begun to use since then, or a generator that is made when it is
-    # first drawn from, has been drawn from if it is not at its start any more.
+    # A new device's generator, or one that was created by its first draw, has been used if it is no
+    # longer at its start.
     before += [_at_start(name, each) for each in found[len(before) :]]
     return list(found) != before[: len(found)]
 
@@ -170,7 +172,7 @@ def _has_moved(begun: dict[str, list[Position]], name: str, found: Sequence[Posi
 def _at_start(name: str, position: Position) -> Position:
     (part,) = position.parts
     if name == "torch.random" and len(part.numbers) == _GPU_BYTES:
-        # A GPU's is its seed, and how many numbers were drawn.
+        # A GPU generator's position is its seed and the number of draws.
         return Position((part._replace(numbers=(*part.numbers[:8], *[0] * 8)),))
     if name == "keras.random":
         return Position((), "not made yet")
@@ -180,16 +182,16 @@ def _at_start(name: str, position: Position) -> Position:
 def of_random(generator: Any) -> Position:
     """The position of a ``random.Random``, or of the module itself."""
     _, words, rest = generator.getstate()
-    # The last number counts the draws since the others were made.
+    # The last number counts the draws since the other numbers were generated.
     return Position((Part(tuple(words[:-1]), 4),), (words[-1], rest))
 
 
 def of_numpy(found: Mapping[str, Any]) -> Position:
-    """The position in what a bit generator of numpy, or a ``RandomState``, gives as its state."""
+    """The position in the state of a numpy bit generator or a ``RandomState``."""
     inner = found["state"]
     rest = {name: item for name, item in found.items() if name not in ("state", "buffer")}
     if isinstance(inner, Mapping):
-        # MT19937's key changes once in 624 draws, and PCG64's increment never.
+        # MT19937's key changes once in 624 draws, PCG64's increment never.
         parts = [part for name, item in inner.items() if (part := _part(item)) and name != "inc"]
         rest |= {name: item for name, item in inner.items() if isinstance(item, int)}
     else:
@@ -205,7 +207,7 @@ def _part(item: Any) -> Part | None:
 
 
 def of_torch(state_bytes: Any) -> Position:
-    """The position that the bytes of a torch generator's state say."""
+    """The position in the state bytes of a torch generator."""
     return Position((Part(tuple(state_bytes.numpy().tobytes()), 1),))
 
 
@@ -223,7 +225,7 @@ def _python() -> list[Position]:
 def _numpy() -> list[Position]:
     numpy: Any = sys.modules["numpy"]
     found = numpy.random.get_state(legacy=False)
-    if "key" not in found["state"]:  # the program has chosen a bit generator by itself
+    if "key" not in found["state"]:  # the program has chosen its own bit generator
         return []
     return [of_numpy(found)]
 

@@ -1,8 +1,8 @@
-"""Evaluations of a run, kept in its state so that a resumed run reports the same as any other.
+"""Evaluations of a run, kept in its state so that a resumed run reports the same evaluations.
 
-In a snapshot they are lines of JSON in separate files. A file that is full never changes: a long
-run makes text of each evaluation once, writes it to this machine once, and sends it to the bucket
-once. Later snapshots hold another name of the same file, and a commit copies it inside the bucket.
+In a snapshot they are lines of JSON in separate files. A full file never changes, so a long run
+formats each evaluation once, writes it to this machine once, and uploads it once. Later snapshots
+have hard links to the same file, and a commit copies it inside the bucket.
 """
 
 import json
@@ -19,13 +19,13 @@ from outlast.loop.errors import DoesNotFit, LoopError
 Direction = Literal["max", "min"]
 
 FILE_BYTES = 1 << 20
-"""A file of evaluations that has as much is full."""
+"""Size at which a file of evaluations is full."""
 
 _LINE = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def judged_name(best: str, of: str | None, values: Collection[str]) -> str:
-    """Which value of an evaluation ``best`` judges; LoopError if that is not said."""
+    """The name of the value that ``best`` judges; LoopError if that is ambiguous."""
     if best not in ("max", "min"):
         raise LoopError(f"eval best {best!r}: must be max or min")
     if not values:
@@ -49,18 +49,19 @@ class History:
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
-        """Their cells as JSON has them."""
+        """Rows whose cells are JSON values."""
         self.best: dict[str, dict[str, Any]] = {}
         self._full: list[bytes] = []
-        """The files that are full, and so the text of the first evaluations."""
+        """Contents of the full files, which have the first evaluations."""
         self._open = bytearray()
-        """The file after these, without the last evaluation."""
+        """Contents of the next file, without the last evaluation."""
         self._settled = 0
-        """Evaluations that are text already; never the last one, which may get more values."""
+        """Number of evaluations already formatted; never the last one, which may get more
+        values."""
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Note the evaluation at ``step``; one step may be evaluated in several calls, each with
-        its own values. LoopError names a value that is refused."""
+        """Add an evaluation at ``step``; several calls may evaluate one step, each with its own
+        values. LoopError names a refused value."""
         if "step" in values and values["step"] != step:
             raise LoopError(f"eval step {values['step']}: the loop is at step {step}")
         for name, value in values.items():
@@ -80,7 +81,7 @@ class History:
         row.update(cells)
 
     def judge(self, name: str, step: int, value: float, direction: Direction) -> bool:
-        """Whether ``value`` is a new best; it is remembered if so. The first value is one; NaN
+        """Whether ``value`` is a new best, which is then remembered. The first value is one; NaN
         never is."""
         if math.isnan(value):
             return False
@@ -93,20 +94,20 @@ class History:
         return better
 
     def metrics_json(self) -> bytes:
-        """The columns of a result's metrics.json; the same bytes for the same evaluations. A value
-        that an evaluation does not have is null."""
+        """The columns of a result's metrics.json; equal evaluations give equal bytes. A value that
+        an evaluation lacks is null."""
         names = sorted({"step"}.union(*self.rows))
         columns = {name: [row.get(name) for row in self.rows] for name in names}
         return json.dumps(columns, indent=1, allow_nan=False).encode() + b"\n"
 
     def summary(self) -> dict[str, Any]:
-        """What a snapshot's ``state.json`` has of it: how many evaluations there are, and the best
+        """The summary for a snapshot's ``state.json``: the number of evaluations and the best
         values."""
         return {"evaluations": len(self.rows), "best": self._best_node()}
 
     def write(self, folder: Path, full: Path | None = None) -> None:
         """Write the evaluations as files of the snapshot in ``folder``. Full files are kept in the
-        folder ``full``; the snapshot has other names of them."""
+        folder ``full``, and the snapshot has hard links to them."""
         self._settle()
         for number, text in enumerate(self._full):
             if full is None:
@@ -118,7 +119,7 @@ class History:
             _file(folder, len(self._full)).write_bytes(bytes(self._open) + last)
 
     def read(self, folder: Path, summary: Mapping[str, Any]) -> None:
-        """Take over what ``write`` wrote. DoesNotFit: it is not what the ``summary`` tells of."""
+        """Read the files that ``write`` wrote. DoesNotFit if they do not match the ``summary``."""
         rows: list[dict[str, Any]] = []
         try:
             while len(rows) < summary["evaluations"]:
@@ -135,7 +136,7 @@ class History:
                 f"{file.name}: ends with evaluation {len(rows)}, "
                 f"the state has {summary['evaluations']}"
             )
-        # The last file may be full and its last evaluation may get more values still.
+        # The last file may be full, but its last evaluation may still get more values.
         self._open = bytearray(self._full.pop() if self._full else b"")
         self.rows, self._settled = rows, max(0, len(rows) - 1)
         del self._open[self._open.rfind(b"\n", 0, max(0, len(self._open) - 1)) + 1 :]
@@ -159,7 +160,7 @@ class History:
         }
 
     def evals(self) -> list[dict[str, Any]]:
-        """The evaluations, as they were given."""
+        """The evaluations with their original values."""
         return [{name: numbers.from_json(cell) for name, cell in row.items()} for row in self.rows]
 
 
@@ -168,17 +169,17 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def _link(kept: Path, file: Path, text: bytes) -> None:
-    """Make ``file`` another name of ``kept``, which is written if it is not there."""
+    """Hard-link ``file`` to ``kept``, which is written first if it is absent."""
     try:
         os.link(kept, file)
         return
     except FileNotFoundError:
         kept.parent.mkdir(exist_ok=True)
-    except OSError:  # a file system without hard links, or more names than it takes
+    except OSError:  # a file system without hard links, or too many links
         file.write_bytes(text)
         return
     part = kept.with_name(f"{kept.name}.part")
-    part.write_bytes(text)  # a disk that fills here leaves no half file under the name
+    part.write_bytes(text)  # a full disk leaves no half file under the final name
     os.replace(part, kept)
     _link(kept, file, text)
 

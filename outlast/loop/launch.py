@@ -1,8 +1,8 @@
 """``python -m outlast.loop.launch N MODULE …``: torch's launcher, with the exit code of a rank.
 
-``torchrun`` itself ends with 1 whatever its ranks ended with. Here the code of the rank that failed
-is the whole's, and a signal that killed it is too: so a supervisor tells bad usage and exhausted
-memory from an error in the program. Needs torch; ``outlast:processes`` starts it.
+``torchrun`` itself ends with 1 for every failure of a rank. This launcher ends with the code of the
+rank that failed, or by the signal that killed it, so that a supervisor can distinguish bad usage
+and exhausted memory from an error in the program. Needs torch; ``outlast:processes`` starts it.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from outlast.base import exits
 from outlast.loop.ranks import FAILED_EXIT
 
 TORCHRUN_KILL_SEC = 25.0
-"""A process that ends by SIGKILL this long after the first one was killed by torchrun."""
+"""A rank that ends by SIGKILL this many seconds after the first one was killed by torchrun."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``python -m MODULE …`` in N processes; the exit code, negative for a signal."""
+    """Run ``python -m MODULE …`` in N processes. Return the exit code, negative for a signal."""
     processes, *trainer = argv
     try:
         from torch.distributed import run  # type: ignore[import-not-found]
@@ -48,9 +48,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _cause(failures: Sequence[tuple[float, int]]) -> int:
-    """The exit code that says most, from all ranks' (time in seconds, code): one that has lost
-    another ends with 1; after the first, torchrun ends all by SIGTERM, which a rank may answer
-    with 75, and after 30 s by SIGKILL."""
+    """The most informative exit code of all ranks' (time in seconds, code). A rank that has lost
+    another one ends with 1. After the first failure torchrun ends all ranks by SIGTERM, to which a
+    rank may respond with 75, and after 30 s by SIGKILL."""
     first_sec = min(at_sec for at_sec, _ in failures)
     codes = [code for at_sec, code in failures if at_sec - first_sec < TORCHRUN_KILL_SEC]
     least = (-signal.SIGTERM, exits.INTERRUPTED, FAILED_EXIT)
@@ -58,7 +58,7 @@ def _cause(failures: Sequence[tuple[float, int]]) -> int:
 
 
 def _abort_ranks(number: int, _: object) -> None:
-    """Who wants to see where a training hangs, wants the ranks' stacks."""
+    """Pass SIGABRT on to the ranks, because their stacks show where a training hangs."""
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             for child in (task / "children").read_text().split():
@@ -68,8 +68,8 @@ def _abort_ranks(number: int, _: object) -> None:
 def _leave(code: int) -> None:
     """End with an exit code, or by the signal that a negative one names."""
     if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core of this process says nothing
-        with contextlib.suppress(OSError):  # SIGKILL has no other meaning
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump of this process is useless
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""A training as the process leads it that talks to the supervisor: the only one, or rank 0."""
+"""A training in the process that talks to the supervisor: the only process, or rank 0."""
 
 import contextlib
 import time
@@ -36,8 +36,8 @@ from outlast.spec.result import METRICS_FILE
 
 
 class Leading:
-    """Everything that is not the loop itself: the way to the supervisor, snapshots, the other
-    ranks, and the end. ``begin`` comes first, ``end`` always."""
+    """Everything besides the loop itself: the connection to the supervisor, snapshots, the other
+    ranks, and the end. Call ``begin`` first and ``end`` in any case."""
 
     def __init__(
         self, call: Call, progress: Progress, recording: Recording, watchers: Watchers
@@ -50,7 +50,7 @@ class Leading:
         self._leader: ranks.Leader | None = None
         self._saver: Saver | None = None
         self._result_of_part: Path | None = None
-        """The files of its result, once they were asked for."""
+        """The files of a finished part's result, once requested."""
         self._resuming = Resuming(call, progress, recording, watchers)
         self._cleanup = contextlib.ExitStack()
 
@@ -62,8 +62,8 @@ class Leading:
     # The beginning.
 
     def begin(self) -> None:
-        """Greet the supervisor, and take the checkpoint that it has restored. RunEnded if the run
-        has ended."""
+        """Connect to the supervisor, and take the checkpoint that it has restored. RunEnded if the
+        run has ended."""
         state.check_top(self._call.state)
         check_process()
         if self._call.world is not None:
@@ -89,14 +89,15 @@ class Leading:
             self._begin_ranks(self._leader, answer)
         self._resuming.take(answer, saver.prove)
         self._connection.part_done = self.is_done
-        if self._leader is not None:  # before the first tick, which gives the restored folder up
+        if self._leader is not None:  # before the first tick, which releases the restored folder
             self._leader.wait_ready(self._progress.step)
         if self._call.tracker is not None:
             arguments = self._call.options.arguments or {}
             self._recording.tracker = trackers.Tracker(self._call.tracker, answer, arguments)
         restored = answer.restore is not None and not answer.init
         saver.over = self._progress.over
-        # On a laptop, each part's own; the supervisor was started for the first one.
+        # On a laptop each part has its own interval; the supervisor was started with the first
+        # one's.
         local_run = self._connection.supervisor is not None
         every = self._call.options.checkpoint_every if local_run else answer.checkpoint_every
         step = self._progress.step
@@ -116,7 +117,7 @@ class Leading:
         return saver
 
     def _begin_ranks(self, leader: ranks.Leader, answer: Welcome) -> None:
-        """Tell the other ranks, which cannot ask, with what they begin."""
+        """Tell the other ranks, which have no supervisor, where they begin."""
         part_result = None if answer.done is None else str(self.result_folder_of_part())
         begin = {
             "restore": answer.restore,
@@ -130,13 +131,13 @@ class Leading:
         leader.begin({**begin, "environment": answer.environment()})
 
     def _say_lost(self, why: str) -> None:
-        """From the ranks' watch, before it ends this process."""
+        """Report why the ranks' watch ends this process, just before it does."""
         self._connection.report(why, "trainer")
 
     # Between two steps.
 
     def boundary(self) -> None:
-        """Hand over what is due; SystemExit 75 if the training was asked to stop."""
+        """Make and hand over due snapshots; SystemExit 75 if the training was asked to stop."""
         saver, step = self._saver, self._progress.step
         assert saver is not None
         self.session.check_process()
@@ -165,12 +166,12 @@ class Leading:
                 self._leader.go(step)
 
     def warn(self, sentences: Iterable[str]) -> None:
-        """Say these, here and where the run's status is shown."""
+        """Print these warnings, here and in the run's status."""
         for sentence in sentences:
             self.session.warn(sentence)
 
     def judge_best(self, name: str, step: int, value: float, direction: Direction) -> None:
-        """A value of an evaluation in the step being made: a new best is saved after the step."""
+        """Judge a value evaluated in the current step; a new best is saved after the step."""
         assert self._saver is not None
         self._saver.judge_best(name, step, value, direction)
 
@@ -194,7 +195,7 @@ class Leading:
         raise interrupted()
 
     def tick(self, phase: str) -> None:
-        """A sign of life; CheckpointFailed if a commit failed."""
+        """Give a sign of life; CheckpointFailed if a commit failed."""
         self._connection.session.poll()
         self._say_alive(phase)
 
@@ -205,9 +206,9 @@ class Leading:
                 self._recording.flush()
             except OSError as error:
                 if error.errno not in scratch_space.FULL:
-                    raise  # else they wait for the next snapshot, which is tried again
+                    raise  # on a full disk, rows wait for the next snapshot, which retries
 
-    # What else the program asks for.
+    # Other requests of the program.
 
     def evals(self) -> list[dict[str, Any]]:
         """All evaluations so far, in all attempts."""
@@ -218,7 +219,7 @@ class Leading:
         try:
             found = data.find(path, lambda: self.tick("staging"))
         except LoopError:
-            # The terminal's Ctrl-C ended the download, too; it continues the next time.
+            # The terminal's Ctrl-C ended the download too; the next attempt continues it.
             if self._connection.is_interrupted():
                 self._progress.stopped = True
                 raise interrupted() from None
@@ -227,11 +228,12 @@ class Leading:
         return found
 
     def result_folder(self) -> Path:
-        """Where the program writes its result, or finds it if the part is done."""
+        """The folder to which the program writes its result, or that has the result of a finished
+        part."""
         return self.result_folder_of_part() if self.is_done else self._result_folder
 
     def result_folder_of_part(self) -> Path:
-        """The files of the result of this part, which is done."""
+        """The folder with the result of this part, which is done."""
         if self._result_of_part is None:
             self._result_of_part = self.session.results()
         return self._result_of_part
@@ -239,28 +241,28 @@ class Leading:
     # The end.
 
     def loop_left(self) -> None:
-        """The loop was left: what it ended with is saved before the program continues with it."""
+        """After the loop was left, save its state before the program continues with it."""
         progress, saver = self._progress, self._saver
         if not progress.started or progress.left_before or saver is None:
             return
         saver.over = progress.over
         ended = self._call.part and (progress.total is None or progress.is_over)
         if not progress.stopped and (progress.why or ended):
-            # Without `finish`, an error of the body leaves the loop as a `break` does.
+            # Without `finish`, an error in the body looks like a `break`.
             if progress.why:
                 with contextlib.suppress(OSError):  # the next flush tries again
                     self._recording.write_row(progress.step)
             saver.write_last(progress.step, sure=bool(progress.why))
 
     def is_stopped(self, over: bool) -> bool:
-        """Whether this attempt ends because somebody asked it to, whatever the program made of it.
-        A training that has come to its end is complete."""
+        """Whether this attempt ends because of a request to stop, even if the program ignored it. A
+        training that has finished its steps is complete instead."""
         if self._progress.stopped or self._connection.signals.impatient:
             return True
         return not (over and self._progress.is_over) and self._connection.stop_asked()
 
     def complete(self) -> None:
-        """The training is over: hand over its last state and its result."""
+        """Hand over the last state and the result of a training that is over."""
         progress, saver = self._progress, self._saver
         if self.is_done:
             return
@@ -282,11 +284,11 @@ class Leading:
             return
         result = snapshot.publish(folder, folder.with_name("result"))
         saver.finish(progress.step, STOP_SEC)
-        # The last snapshot may have been before the last rows.
+        # The last snapshot may have come before the last rows.
         self.session.complete(progress.step, result, self._recording.flush(), progress.why)
 
     def _complete_part(self, saver: Saver) -> None:
-        """The state first, as the part's end stands on it."""
+        """Complete a part; its state goes first, because the end of the part refers to it."""
         step, why = self._progress.step, self._progress.why
         saver.finish_part(step)
         folder = self._result_folder.with_name("part")
@@ -294,7 +296,7 @@ class Leading:
         self.session.complete_part(step, ended, self._recording.flush(), why)
 
     def leave_part(self) -> None:
-        """Before another part begins: SystemExit 75 if the program was asked to stop."""
+        """Raise SystemExit 75 before another part if the program was asked to stop."""
         if self._connection.stop_asked():
             raise interrupted()
 
@@ -319,8 +321,8 @@ class Leading:
                 self._end_ranks(self._leader, error)
 
     def _end_ranks(self, leader: ranks.Leader, error: BaseException | None) -> None:
-        """The other ranks leave last, with this one's exit code: torchrun, which ends all as soon
-        as one fails, must not cut the hand-over short."""
+        """End the other ranks last, with this one's exit code: torchrun ends all ranks as soon as
+        one fails, which must not interrupt the hand-over."""
         if error is None:
             leader.end(exits.DONE, self._progress.step)
         elif isinstance(error, SystemExit) and isinstance(error.code, int):

@@ -1,7 +1,7 @@
-"""The values that something is saved by, whatever holds them: to ask whether all of one are in
-another.
+"""The values of which an object's saved state consists, to check whether another state has them
+all.
 
-A number or a text goes with the name that it is saved under, an array by samples of its bytes.
+A number or a text includes the name under which it is saved; an array is a digest of samples.
 """
 
 import hashlib
@@ -17,21 +17,21 @@ SAMPLE_BYTES = 4096
 
 
 def of(value: Any, *, thin: bool = False) -> set[str] | None:
-    """The values that an object would be saved by, each with its name; None if it cannot be.
-    ``thin``: of what lies on a device, only samples are fetched."""
+    """The values of an object's saved state, each with its name; None if it cannot be saved.
+    ``thin``: fetch only samples of tensors on a device."""
     try:
         parts = _as_saved(value)
         parts = (
             dict(parts) if isinstance(parts, Mapping) else parts
-        )  # what else it is does not count
+        )  # its own class does not matter
         nodes, blobs = state.capture_all({"it": {"parts": _thinned(parts) if thin else parts}})
-    except Exception:  # foreign code; what cannot be saved here is refused where it is saved
+    except Exception:  # foreign code; the capture for a snapshot refuses what cannot be saved
         return None
     return set(of_node(nodes["it"], blobs.items))
 
 
 def _as_saved(value: Any) -> Any:
-    """An object, or what a program would save of it by itself."""
+    """An object, or its ``state_dict()`` if it has one."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.nn.Module):
         return frameworks.adapter("torch").unwrapped(value).state_dict()
@@ -54,7 +54,7 @@ def _thinned(value: Any) -> Any:
 
 
 def of_node(node: Node, blobs: list[Blob]) -> Iterator[str]:
-    """The values in the node of a capture."""
+    """The values in a captured node."""
     yield from _leaves(node, "", blobs)
 
 
@@ -78,7 +78,7 @@ _BLOBS = ("$array", "$tensor", "$jax", "$blob")
 
 
 def _sample(blob: Blob) -> str:
-    """A digest of an array: of all of it, or of samples where it is large."""
+    """A digest of an array, or of samples of a large one."""
     data = memoryview(blob.data)
     digest = hashlib.blake2b(str(len(data)).encode(), digest_size=16)
     if len(data) <= 4 * SAMPLE_BYTES:

@@ -1,7 +1,7 @@
-"""A run in a folder of this machine, or from here in a bucket: its supervisor, name and Ctrl-C.
+"""A run started on this machine, in a folder or a bucket: its supervisor, name and Ctrl-C.
 
-The supervisor is another process, in a separate session so that the terminal's Ctrl-C reaches
-the trainer only. It ends by itself when the trainer's connection closes.
+The supervisor is another process, in a separate session, so that the terminal's Ctrl-C reaches only
+the trainer. It ends by itself when the trainer's connection closes.
 """
 
 import json
@@ -26,19 +26,20 @@ from outlast.spec.pin import Pin
 from outlast.spec.result import HEAD_FILE, RESULT_FILE, check_result
 
 STOP_SEC = 120.0
-"""How long a Ctrl-C waits for the last snapshot to be committed; a second one does not wait."""
+"""Seconds that Ctrl-C waits for the commit of the last snapshot; a second one does not wait."""
 CONNECT_SEC = 30.0
 ABANDON_SEC = 1.0
 WAIT_POLL_SEC = 0.2
 WAIT_SAID_SEC = 3.0
-"""After this long a wait for the supervisor's last commit is explained."""
+"""Seconds after which a message explains the wait for the supervisor's last commit."""
 KERNELS = ("ipykernel_launcher", "ipykernel")
-"""Programs that run a notebook's cells; their command line names a connection, not a training."""
+"""Programs that run a notebook's cells; their command line has a connection file, not a
+training."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What ``outlast.train`` is given for a run without its own supervisor."""
+    """Arguments of ``outlast.train`` for a run that no supervisor has started."""
 
     run_dir: str | Path | None = None
     name: str | None = None
@@ -51,7 +52,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Named:
-    """A run by what names it, and the folder it lives in."""
+    """The identity of a run, and its folder."""
 
     trainer: str
     run: str
@@ -59,11 +60,11 @@ class Named:
 
 
 def named(options: Options) -> Named:
-    """What the run of this program is called: by its own name, command line and text."""
+    """The identity of this program's run, from its name, command line and text."""
     program = _program()
     arguments, source = options.arguments, options.source
     if in_notebook():
-        # A new kernel has a new connection file: nothing of its command line may name the run.
+        # A new kernel has a new connection file, so its command line must not influence the name.
         program = Path(_notebook())
         arguments = _cell(options) if arguments is None else arguments
     if source is None and options.name is None and program.suffix == ".py" and program.is_file():
@@ -78,7 +79,7 @@ def named(options: Options) -> Named:
 
 
 def in_notebook() -> bool:
-    """Whether this process runs a notebook's cells, any of which may run again."""
+    """Whether this process runs a notebook's cells, each of which may run again."""
     program = _program()
     return program.stem in KERNELS or program.parent.name in KERNELS
 
@@ -88,13 +89,13 @@ def _program() -> Path:
 
 
 def _notebook() -> str:
-    """The notebook's file, as far as Jupyter says."""
+    """The notebook's file, if Jupyter provides it."""
     return os.environ.get("JPY_SESSION_NAME") or "notebook"
 
 
 def _cell(options: Options) -> dict[str, Any]:
-    """The text of the cell that is running, which is to a notebook what its text is to a program:
-    another cell is another run, where the call does not say what names its run."""
+    """The text of the running cell, which identifies the run like a program's text: another cell is
+    another run, unless the call has a name or a source."""
     if options.name is not None or options.source is not None:
         return {}
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
@@ -103,7 +104,7 @@ def _cell(options: Options) -> dict[str, Any]:
 
 
 def start(options: Options) -> "LocalSupervisor":
-    """The supervisor of a run on this machine, once it listens."""
+    """Start the supervisor of a run on this machine; return it once it listens."""
     run = named(options)
     supervisor = LocalSupervisor(
         run.folder,
@@ -125,7 +126,7 @@ def start(options: Options) -> "LocalSupervisor":
 def run_name(
     trainer: str, arguments: Mapping[str, Any], source: Path | None, init: str | None = None
 ) -> str:
-    """What the run is called; the same command gives the same name.
+    """The run's name; the same command gives the same name.
 
     ``init`` is another run's checkpoint, pinned; LoopError if it is not.
     """
@@ -148,13 +149,13 @@ def run_name(
 def default_folder(
     trainer: str, arguments: Mapping[str, Any], source: Path | None, init: str | None = None
 ) -> Path:
-    """Where a run lives that was given no folder; another set of arguments has another."""
+    """The folder of a run without ``run_dir``; other arguments give another folder."""
     return Path("runs") / f"{trainer}-{run_name(trainer, arguments, source, init)}"
 
 
 def finished_result(run: str | Path) -> Path:
-    """The folder with the verified files of a finished run's result: of the run in a folder or at
-    ``gs://BUCKET/experiments/NAME/RUN``, of a copy of its result, or of the model's file in one.
+    """The folder with the verified files of a finished run's result. ``run`` is the run's folder,
+    ``gs://BUCKET/experiments/NAME/RUN``, a copy of its result, or a model file in one.
 
     DataError if there is none, LoopError if the run has no result or it is damaged.
     """
@@ -177,7 +178,7 @@ def finished_result(run: str | Path) -> Path:
 
 
 def _end_of(run_dir: Path, named: str) -> tuple[str, str]:
-    """Where a finished run's result is below its folder, and its digest."""
+    """The path of a finished run's result below its folder, and its digest."""
     try:
         head = json.loads((run_dir / HEAD_FILE).read_bytes())
         state, result = head["state"], head["end"] and head["end"]["result"]
@@ -199,8 +200,8 @@ def _end_of(run_dir: Path, named: str) -> tuple[str, str]:
 
 
 def check_apart(path: str | Path, run_dir: str | Path) -> None:
-    """DataError if a run's folder lies in its data: each checkpoint would make it other data,
-    and the next attempt would be refused."""
+    """Raise DataError if a run's folder is inside its data, because each checkpoint would change
+    the data and the next attempt would be refused."""
     if "://" in str(path) or "://" in str(run_dir):
         return
     if Path(run_dir).resolve().is_relative_to(Path(path).resolve()):
@@ -211,7 +212,7 @@ def check_apart(path: str | Path, run_dir: str | Path) -> None:
 
 
 def _beside_stderr() -> int | None:
-    """Where the supervisor's stdout goes: to stderr, as stdout is the program's."""
+    """The file descriptor for the supervisor's stdout: stderr, because stdout is the program's."""
     if sys.stderr is None:
         return subprocess.DEVNULL
     return sys.stderr.fileno() if data.is_file(sys.stderr) else None
@@ -231,7 +232,8 @@ class LocalSupervisor:
         model_output_path: str | None = None,
     ) -> None:
         self.run_dir = run_dir
-        # Not in run_dir: a socket's path has little room, and some file systems have no sockets.
+        # Not in run_dir, because a socket's path must be short and some file systems have no
+        # sockets.
         self._folder = Path(tempfile.mkdtemp(prefix="outlast-"))
         self.socket_path = self._folder / "supervisor.sock"
         command = [sys.executable, "-P", "-m", "outlast.supervisor", "folder"]
@@ -255,7 +257,8 @@ class LocalSupervisor:
             raise LoopError(f"the supervisor cannot be started: {error}") from None
 
     def wait_for_socket(self, timeout_sec: float) -> None:
-        """Until the supervisor listens; SupervisorLost with its exit code if it ends before."""
+        """Wait until the supervisor listens; SupervisorLost with its exit code if it ends
+        before."""
         waited_sec = 0.0
         while not self.socket_path.exists():
             try:
@@ -272,15 +275,15 @@ class LocalSupervisor:
             raise lost
 
     def wait(self, timeout_sec: float | None) -> int | None:
-        """Its exit code once it has finished what it was given; None after ``timeout_sec``."""
+        """Its exit code once it has finished its work; None after ``timeout_sec``."""
         try:
             return self._process.wait(timeout_sec)
         except subprocess.TimeoutExpired:
             return None
 
     def wait_for_commit(self, stopped: Callable[[], bool]) -> int | None:
-        """Its exit code once what it was given is committed, however long that takes: who starts
-        the same run again before would fence it. None once ``stopped`` says so."""
+        """Its exit code once its last work is committed, however long that takes, because starting
+        the same run earlier would fence it. None once ``stopped`` returns True."""
         begun = time.monotonic()
         told = False
         while (code := self.wait(WAIT_POLL_SEC)) is None and not stopped():
@@ -290,19 +293,19 @@ class LocalSupervisor:
         return code
 
     def abandon(self) -> None:
-        """End a supervisor whose trainer leaves before it was answered."""
+        """End a supervisor whose trainer leaves before it got an answer."""
         self._process.terminate()
-        if self.wait(ABANDON_SEC) is None:  # deep in a request to a store that is away
+        if self.wait(ABANDON_SEC) is None:  # blocked in a request to an unavailable store
             self._process.kill()
 
     def forget_socket(self) -> None:
-        """Remove the socket's folder: once connected it is of no use, and a kill would leave it."""
+        """Remove the socket's folder, which is useless once connected and would survive a kill."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def check_end(code: int | None) -> None:
-    """SupervisorLost where the supervisor of a training that is complete ended with another
-    ``code`` than 0."""
+    """Raise SupervisorLost if the supervisor of a complete training ended with a ``code`` other
+    than 0."""
     if code != exits.DONE:
         lost = SupervisorLost(
             "the training is complete, but its result was not kept (the supervisor "

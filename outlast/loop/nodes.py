@@ -1,12 +1,12 @@
-"""The form of a checkpoint's nodes, checked before anything is built of them.
+"""Checks the form of a checkpoint's nodes before anything is built from them.
 
-A checkpoint is text from outside. ``check`` walks over all of its nodes once and refuses, with the
-place: a node of an unknown kind, one with an unknown or missing field or a field of another type,
-a reference to an object or an array that is not there or is of another kind, and nodes in nodes
-without an end. What is left to the adapters is what only a framework knows: its own classes, by
-closed lists, its dtypes, and whether a live object is of the kind that a node is.
+A checkpoint is untrusted text. ``check`` walks over all of its nodes once and refuses, with the
+place: a node of an unknown kind, one with an unknown or missing field or a field of another type, a
+reference to an object or an array that is absent or of another kind, and nodes that are nested too
+deeply. The adapters check what only a framework knows: its own classes, by closed lists, its
+dtypes, and whether a live object is of the node's kind.
 
-Standard library only: nothing is imported here because a checkpoint names it.
+Standard library only; a checkpoint cannot make this module import anything.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,14 +16,14 @@ from outlast.loop.blobs import DEPTH_MAX, Blobs, Node
 from outlast.loop.errors import DoesNotFit
 
 AS_IS = frozenset({type(None), bool, int, float, str})
-"""Types of the nodes that are values themselves."""
+"""Types of nodes that are their own values."""
 
 _DIMENSIONS_MAX = 64
 _LEVELS_MAX = DEPTH_MAX + 20
-"""What may be captured in a container of that depth, some adapters' own parts among it."""
+"""The deepest node of a state at the depth limit, including adapters' own parts."""
 _SHOWN = 120
 _USUAL_KEY = 40
-"""Letters of a key whose text is never too long, whatever they are."""
+"""Length up to which a key's text is never too long, whatever its characters."""
 
 Rule = Callable[["_Check", Any, str], None]
 
@@ -36,19 +36,19 @@ class _Form(NamedTuple):
 
 
 class Met(NamedTuple):
-    """What a check has met that may have its live object at another place than its own."""
+    """Nodes found by a check whose live object may be at another place."""
 
     elsewhere: bool
-    """References, an array at two places, or an array in a tuple."""
+    """Whether there are references, an array at two places, or an array in a tuple."""
     objects: set[str]
-    """The paths of the nodes that hold objects of adapters."""
+    """The paths of the nodes that contain adapters' objects."""
 
 
 def check(
     nodes: Iterable[tuple[str, Node]], blobs: Blobs, key_of: Callable[[Node, str], Any]
 ) -> Met:
     """Check the nodes with their paths, in the order of a restore; DoesNotFit names the place.
-    ``key_of`` gives the key that a checked node and a path stand for."""
+    ``key_of`` returns the key for a checked node and its path."""
     whole = list(nodes)
     if not blobs.may_refer:
         try:
@@ -59,17 +59,17 @@ def check(
 
 
 def at_key(path: str, key: object) -> str:
-    """The path of what a dict at ``path`` has under a key."""
+    """The path of an item of the dict at ``path``."""
     if key.__class__ is str and len(key) <= _USUAL_KEY:  # type: ignore[arg-type]
         return f"{path}[{key!r}]"
     return f"{path}[{shown(key)}]"
 
 
 def shown(value: object) -> str:
-    """A value as a sentence shows it, however long it is."""
+    """A value as text for a message, shortened if necessary."""
     try:
         text = repr(value)
-    except Exception:  # a number too long for Python's own limit, or foreign code
+    except Exception:  # a number beyond Python's limit for text, or foreign code
         return f"a {type(value).__name__}"
     return text if len(text) <= 200 else f"{text[:150]}…{text[-40:]}"
 
@@ -80,8 +80,8 @@ def place_of(path: str, owner: str, name: str) -> str:
 
 
 class _Check:
-    """One walk over a checkpoint's nodes. Without paths it takes a fraction of the time, and
-    refuses every reference to a place."""
+    """One walk over a checkpoint's nodes. Without paths it takes a fraction of the time but refuses
+    every reference to a place."""
 
     def __init__(
         self, blobs: Blobs, key_of: Callable[[Node, str], Any], *, with_paths: bool = True
@@ -93,9 +93,9 @@ class _Check:
         self._items = blobs.items
         self._key_of = key_of
         self._uses: dict[int, str] = {}
-        """What each array that was met is an array of."""
+        """The use of each array found: numpy's, torch's or JAX's array, or bytes."""
         self._places: set[str] = set()
-        """Paths that ``$same`` may name: of containers and objects before."""
+        """Paths of the containers and objects so far, which ``$same`` may name."""
         self._depth = 0
         self._in_key = 0
 
@@ -161,7 +161,7 @@ class _Check:
             self._places.add(path)
 
     def _form(self, node: dict[str, Any], form: _Form, called: str, path: str) -> None:
-        """A node has these fields and no others, each as its rule says."""
+        """Check that a node has the form's fields and no others, each according to its rule."""
         for name, rule in form.needed.items():
             if name not in node:
                 raise self.refusal(path, f"holds a {called} without {name}")
@@ -184,7 +184,7 @@ class _Check:
         self._form(node, form, kind, path)
 
     def key(self, node: Node, path: str) -> None:
-        """A key of a dict or a member of a set: a value, without arrays and references."""
+        """Check a key of a dict or a member of a set: a value without arrays and references."""
         self._in_key += 1
         self.node(node, path)
         self._in_key -= 1
@@ -201,7 +201,8 @@ class _Check:
             self._is_shared = True
 
     def raw(self, index: Any, path: str) -> None:
-        """Bytes among the arrays; no other node has the same, or each would be a copy."""
+        """Check a reference to bytes among the arrays, which only one node may have, because each
+        would make a copy."""
         if type(index) is int and index in self._uses:
             raise self.refusal(path, f"names bytes {index} a second time")
         self.array(index, "bytes", path)
@@ -215,10 +216,10 @@ class _Check:
         self._is_shared = True
 
     def value_at(self, key: Node, node: Node, path: str) -> None:
-        """The value of a dict whose key is this node, which was checked."""
+        """Check the value of a dict's item whose key is this checked node."""
         if node.__class__ in AS_IS:
             return
-        # The key is made even if no path is: it may be none.
+        # Make the key even without paths, because it may be invalid.
         name = self._key_of(key, path) if self.with_paths or key.__class__ is dict else key
         self.node(node, at_key(path, name) if self.with_paths else path)
 
@@ -228,7 +229,7 @@ class _Check:
 
 
 _SLICE_IS_KEY = slice.__hash__ is not None
-"""Since Python 3.12."""
+"""True since Python 3.12."""
 
 
 def _is_key(node: dict[str, Any]) -> bool:
@@ -236,7 +237,7 @@ def _is_key(node: dict[str, Any]) -> bool:
         return (
             _SLICE_IS_KEY or not isinstance(node["$value"], list) or node["$value"][:1] != ["slice"]
         )
-    if "$scalar" in node:  # a record can be changed
+    if "$scalar" in node:  # a record is mutable
         held = node["$scalar"]
         return not isinstance(held, dict) or not str(held.get("dtype")).startswith(("|V", "{"))
     if "$float" in node or "$bytes" in node:
@@ -255,7 +256,7 @@ def _node(check: _Check, value: Any, path: str) -> None:
 
 
 def _at(end: str) -> Rule:
-    """A node whose path ends so."""
+    """The rule for a node whose path gets this ending."""
     return lambda check, value, path: check.node(value, path + end)
 
 
@@ -305,7 +306,7 @@ def _mapped(value: Any, check: _Check, path: str) -> dict[str, Any]:
 
 
 def _all(rule: Rule) -> Rule:
-    """A list in which each item is so."""
+    """The rule for a list whose items follow ``rule``."""
 
     def of_list(check: _Check, value: Any, path: str) -> None:
         for item in _listed(value, check, path):
@@ -315,7 +316,7 @@ def _all(rule: Rule) -> Rule:
 
 
 def _each(rule: Rule) -> Rule:
-    """An object in which each value is so."""
+    """The rule for an object whose values follow ``rule``."""
 
     def of_mapping(check: _Check, value: Any, path: str) -> None:
         for item in _mapped(value, check, path).values():
@@ -325,12 +326,12 @@ def _each(rule: Rule) -> Rule:
 
 
 def _either(kind: type, rule: Rule) -> Rule:
-    """A value of this type, or what the rule allows."""
+    """The rule for a value of this type, or one that follows ``rule``."""
     return lambda check, value, path: None if type(value) is kind else rule(check, value, path)
 
 
 def _items(ending: Callable[[int], str]) -> Rule:
-    """A list of nodes; ``ending`` gives the end of the path of each."""
+    """The rule for a list of nodes; ``ending`` returns the end of each path."""
 
     def rule(check: _Check, value: Any, path: str) -> None:
         with_paths = check.with_paths
@@ -351,7 +352,7 @@ def _tuple(check: _Check, value: Any, path: str) -> None:
 
 
 def _named(ending: Callable[[str], str]) -> Rule:
-    """An object of nodes; ``ending`` gives the end of the path of each from its name."""
+    """The rule for an object of nodes; ``ending`` returns the end of each path from its name."""
 
     def rule(check: _Check, value: Any, path: str) -> None:
         for name, item in _mapped(value, check, path).items():
@@ -407,7 +408,7 @@ def _shape(check: _Check, value: Any, path: str) -> None:
 
 
 def _attributes(check: _Check, value: Any, path: str) -> None:
-    """Attributes of an object and of those inside it, by the names of both."""
+    """Check attributes of an object and of the objects inside it, by owner and name."""
     for owner, held in _mapped(value, check, path).items():
         for name, item in _mapped(held, check, path).items():
             check.node(item, place_of(path, owner, name))
@@ -436,7 +437,7 @@ def _parameters(check: _Check, value: Any, path: str) -> None:
 
 
 def _optimizer(check: _Check, value: Any, path: str) -> None:
-    """What a torch optimiser's ``state_dict()`` gives."""
+    """Check the form of a torch optimiser's ``state_dict()``."""
     path += ".state_dict()"
     check.node(value, path)
     groups = value.get("param_groups") if isinstance(value, dict) else None
@@ -473,7 +474,7 @@ _MARKS: dict[str, _Form] = {
 }
 
 _ALONE = {mark: form.needed[mark] for mark, form in _MARKS.items() if len(form.needed) == 1}
-"""The rule of a node that has no other field than its mark."""
+"""The rules for nodes whose only field is their mark."""
 
 _KIND: dict[str, Rule] = {"$object": _text}
 _STATE: dict[str, Rule] = {"attributes": _attributes, "began": _gone}
@@ -484,7 +485,7 @@ def _form(needed: dict[str, Rule], optional: dict[str, Rule] | None = None) -> _
 
 
 def _items_form(check: _Check, node: dict[str, Any], path: str) -> _Form:
-    """What holds items: by its base class."""
+    """The form of a container with items, by its base class."""
     base = node.get("base")
     if base in ("list", "deque"):
         needed: dict[str, Rule] = {"items": _numbered}

@@ -1,7 +1,7 @@
-"""What a snapshot notes of its training beside the state, checked when it is read.
+"""Checks the notes that a snapshot has beside the state.
 
-The notes are in ``state.json`` and in the record of a part's end. They come from a checkpoint, so
-that each has the form in which it was written, or the checkpoint is refused.
+The notes are in ``state.json`` and in the record of a part's end. A checkpoint is untrusted, so it
+is refused unless each note has the form in which it was written.
 """
 
 import math
@@ -19,7 +19,7 @@ Rule = Callable[[Any], bool]
 
 
 def check(found: Any, needed: Collection[str], file: str) -> dict[str, Any]:
-    """``found`` itself if it has the notes ``needed``, and each as it is written; DoesNotFit."""
+    """``found`` itself if it has the notes ``needed`` and all are well-formed; else DoesNotFit."""
     if type(found) is not dict:
         raise DoesNotFit(f"{file}: the notes are {shown(found)[:_SHOWN]}, must be an object")
     for name in needed:
@@ -37,19 +37,19 @@ def check(found: Any, needed: Collection[str], file: str) -> dict[str, Any]:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value is a number of things."""
+    """Whether a value is a count: a whole number from 0."""
     return type(value) is int and 0 <= value < _COUNT_MAX
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number as JSON has it, or one that is not finite as a string."""
+    """Whether a value is a JSON number, or a string for a number that is not finite."""
     if type(value) is str:
         return numbers.from_json(value) is not value
     return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
 def is_row(value: Any) -> bool:
-    """Whether a value is the line of one evaluation."""
+    """Whether a value is the row of one evaluation."""
     return (
         type(value) is dict
         and is_count(value.get("step"))
@@ -78,7 +78,7 @@ def _is_best(value: Any) -> bool:
 def _is_unchanged(value: Any) -> bool:
     return (
         type(value) is dict
-        and value.keys() - {"stopped"} == {"changed", "rebound"}  # older ones do not have it
+        and value.keys() - {"stopped"} == {"changed", "rebound"}  # older notes lack it
         and _are_texts(value["changed"])
         and _are_texts(value.get("stopped", []))
         and type(value["rebound"]) is dict
@@ -94,4 +94,4 @@ RULES: dict[str, Rule] = {
     "unsaved": lambda value: type(value) is dict and all(map(_is_text, value.values())),
     "over": _is_text,
 }
-"""What each note looks like."""
+"""The rule for each note."""

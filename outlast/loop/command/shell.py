@@ -14,8 +14,8 @@ _FLAG_BEFORE = re.compile(r"(?:^|(?<=\s))--?[A-Za-z][\w-]*\s+$")
 
 
 def shell_of(line: str) -> list[str]:
-    """The shell for a line, with pipefail: otherwise a crash that is piped into tee would end with
-    0. CommandError if no shell on this machine has that."""
+    """The shell for a line, with pipefail if it has that: otherwise a crash that is piped into tee
+    would end with 0. CommandError if the line has a | and no shell on this machine has pipefail."""
     bash = shutil.which("bash") or "/bin/bash"
     if os.access(bash, os.X_OK):
         return [bash, "-o", "pipefail", "-c"]
