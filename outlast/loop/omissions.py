@@ -1,14 +1,15 @@
-"""What a program's own ``state_dict()`` leaves out.
+"""Finds attributes that a program's own ``state_dict()`` leaves out.
 
-An object with ``state_dict`` and ``load_state_dict`` says itself what is saved of it. One that says
-less than training changes is saved and restored without any error, and a resumed run ends with
-another result. So the loop remembers the attributes of such an object before the first step. What
-has changed since then, and is not found in what is saved, is tried: a stand-in with the attributes
-of the start is given the saved state. An attribute that is not as in the live object then was left
-out.
+An object with ``state_dict`` and ``load_state_dict`` defines its own saved state. If that lacks
+something that training changes, saving and restoring raise no error, but a resumed run ends with
+another result. So the loop remembers the attributes of such an object before the first step. If
+attributes have changed since then and are not found in the saved state, the loop makes a stand-in
+with the attributes from the start and restores the saved state into it. An attribute that then
+differs from the live object's was left out.
 
-A library's object in an attribute of a module cannot be saved either: its numbers are looked at in
-the same way. What only shows, logs or times is left alone, and readings of a clock are no state.
+A library's object in an attribute of a module cannot be saved either, so changes of its numbers
+count too. Objects that only display, log or measure time are ignored, and so are readings of a
+clock.
 """
 
 import re
@@ -43,22 +44,22 @@ _SHOWN_BY = (
     *("threading", "_thread", "io", "socket", "ssl", "concurrent", "multiprocessing", "queue"),
     *("subprocess", "asyncio", "selectors", "datetime", "time", "psutil", "weakref", "contextlib"),
 )
-"""Libraries whose objects change without any effect on a result."""
+"""Libraries whose objects change without affecting a result."""
 LEFT_OUT = "which state_dict() or load_state_dict() leaves out"
 LOOSE = "which stands in an object that cannot be saved"
 _CLOCKS = (time.time, time.monotonic, time.perf_counter, time.process_time)
 
 Keep = Callable[[Any], bool]
-"""Whether an object is looked at elsewhere, or saved elsewhere."""
+"""Whether to skip an object, because it is checked or saved elsewhere."""
 
 
 @dataclass
 class _Owner:
-    """One object of the program's with a state_dict, and what it held at the start."""
+    """One of the program's objects with a state_dict, and its contents at the start."""
 
     place: str
     kind: str
-    """Why what it holds may not be saved."""
+    """Why its contents may not be saved."""
     get: Callable[[], Any]
     start: dict[str, Any]
     """Texts of scalars, samples of arrays, sizes of containers, by place."""
@@ -68,16 +69,17 @@ class _Owner:
 
 
 class Omissions:
-    """What the objects of one training leave out. For the thread of the loop, if no capture is
-    alive."""
+    """Attributes that the objects of one training leave out. For the thread of the loop, while no
+    capture is alive."""
 
     def __init__(self) -> None:
         self._owners: list[_Owner] = []
         self._clocks = [clock() for clock in _CLOCKS]
 
     def first_step(self, owned: Mapping[str, Any], loose: Mapping[str, Any], skip: Keep) -> None:
-        """``owned``: objects with a state_dict by their paths; ``loose``: what stands in attributes
-        of modules and cannot be saved. ``skip``: what is not to be looked into."""
+        """Remember the objects at the start. ``owned``: objects with a state_dict by path;
+        ``loose``: contents of modules' attributes that cannot be saved, by path. ``skip``: whether
+        not to look into an object."""
         for path, value in owned.items():
             if _is_looked_at(value):
                 self._add(path, LEFT_OUT, value, skip)
@@ -89,7 +91,7 @@ class Omissions:
         look = _look(value, skip)
         try:
             get: Callable[[], Any] = weakref.ref(value)
-        except TypeError:  # a container, or slots without room for it
+        except TypeError:  # a container, or a class whose slots allow no weak reference
             if kind == LEFT_OUT:
                 return
             get = lambda: value  # noqa: E731
@@ -97,8 +99,8 @@ class Omissions:
         self._owners.append(_Owner(place_of(path), kind, get, look.marks, scalars))
 
     def look(self, skip: Keep, saved: Callable[[], Collection[str]]) -> Iterator[tuple[str, str]]:
-        """Places that have changed and were left out, each once, with why. ``saved`` gives
-        all values that are saved, as in outlast.loop.leaves."""
+        """Places that have changed and were left out, each once, with the reason. ``saved`` returns
+        all saved values, as in outlast.loop.leaves."""
         for owner in self._owners:
             value = owner.get()
             if value is None:
@@ -120,7 +122,7 @@ class Omissions:
                     yield place, owner.kind
 
     def _new(self, owner: _Owner, places: list[str]) -> Iterator[str]:
-        """What was not said yet: of a list, the list; of a dict that grows, the dict."""
+        """The places not reported yet; a list as a whole, and so a dict that grows."""
         grown = [at.removesuffix(_LENGTH) for at in places if at.endswith(_LENGTH)]
         for at in places:
             shown = re.sub(r"\[\d+\].*", "", at.removesuffix(_LENGTH))
@@ -149,7 +151,7 @@ class Omissions:
 
 
 def place_of(path: str) -> str:
-    """What people call a place of the state: ``ema`` for ``state['ema']``."""
+    """The short name of a place in the state: ``ema`` for ``state['ema']``."""
     return re.sub(r"^state\['([^']*)'\]", r"\1", path)
 
 
@@ -159,12 +161,13 @@ def _is_looked_at(value: Any) -> bool:
 
 
 def _is_inherited(cls: type) -> bool:
-    """Whether a library's class says what is saved: it knows its own private attributes."""
+    """Whether a library's class defines the saved state, and so handles its own private
+    attributes."""
     owner = next((base for base in cls.__mro__ if "load_state_dict" in vars(base)), cls)
     return not is_own(owner)
 
 
-# What an object holds
+# The contents of an object
 
 
 @dataclass
@@ -238,28 +241,28 @@ def _leaf(name: str, value: Any) -> str:
 
 
 def _left_out(value: Any, owner: _Owner, asked: list[str], skip: Keep) -> list[str]:
-    """Of the places asked for: those at which a stand-in is not as the live object, once it was
-    given what is saved."""
+    """The places among those ``asked`` at which a stand-in differs from the live object after the
+    saved state was restored into it."""
     live = _look(value, skip).marks
     try:
         saved = _again(value.state_dict())
         other = _stand_in(value, set(asked), owner.scalars, skip)
         other.load_state_dict(saved)
-    except Exception:  # foreign code, with an object that is not whole
+    except Exception:  # foreign code, with an incomplete object
         return asked
     theirs = _look(other, skip).marks
     return [at for at in asked if theirs.get(at) != live.get(at)]
 
 
 def _again(saved: Any) -> Any:
-    """What a resumed program would be given for a ``state_dict()``."""
+    """The value that a resumed program would get for a ``state_dict()``."""
     nodes, blobs = state.capture_all({"it": {"saved": saved}})
     return state.restore(MISSING, nodes["it"], "it", blobs)["saved"]
 
 
 def _stand_in(value: Any, changed: set[str], scalars: Mapping[str, Any], skip: Keep) -> Any:
-    """A copy of an object with the start's values at the places that have changed; what is looked
-    at elsewhere is the same object in both."""
+    """A copy of an object with the start's values at the changed places. Both share the objects to
+    ``skip``."""
     made: dict[int, Any] = {}
 
     def copied(item: Any, at: str) -> Any:
@@ -283,7 +286,7 @@ def _stand_in(value: Any, changed: set[str], scalars: Mapping[str, Any], skip: K
 
     def contents(item: Any, at: str) -> Any:
         if f"{at}{_LENGTH}" in changed:
-            # As it was, or unknown.
+            # The start's contents are unknown.
             return type(item)() if len(item) and type(item) is not tuple else type(item)((None,))
         if isinstance(item, dict):
             news = {
@@ -300,7 +303,7 @@ def _stand_in(value: Any, changed: set[str], scalars: Mapping[str, Any], skip: K
         for name, each in classes.attributes(item).items():
             here = f"{at}.{name}"
             if here in changed and type(each) in _SCALARS and here not in scalars:
-                continue  # it was not there at the start
+                continue  # absent at the start
             object.__setattr__(other, name, copied(each, here))
         return other
 

@@ -1,7 +1,8 @@
-"""Named parts of a run: several trainings of one program, one after the other.
+"""Named parts of a run: consecutive trainings of one program.
 
-All of them share one connection and, on a laptop, one supervisor, which are kept between two parts.
-There the end of the program ends the run: with exit code 0, and every part that was begun done.
+All parts share one connection and, on a laptop, one supervisor, which are kept between two parts.
+On a laptop the end of the program completes the run if the exit code is 0 and every part that has
+begun is done.
 """
 
 import atexit
@@ -22,43 +23,44 @@ from outlast.protocol import Channel, Closed, Exit
 from outlast.spec.result import PART_FILE, PART_RESULT
 
 Key = tuple[str, str, str]
-"""What tells runs of one program apart: trainer, run and folder, or the supervisor's socket."""
+"""Distinguishes the runs of one program: trainer, run and folder, or the supervisor's socket."""
 
 ENDED_SEC = 10.0
-"""How long the end of a program waits for its supervisor's record of an end that is none."""
+"""Seconds that the end of a program waits for its supervisor to record that the run stays open."""
 
 
 @dataclass
 class Program:
-    """What this program trains of one run."""
+    """The parts of one run that this program trains."""
 
     model_output_path: str | None
     names: set[str] = field(default_factory=set)
-    """The parts that were begun."""
+    """The parts that have begun."""
     active: str | None = None
     """The part that is being trained."""
     unfinished: str | None = None
     """The part that was left before it was done."""
     refused: str | None = None
-    """The part that was not let begin, which a program may catch."""
+    """A part that was refused; the program may catch that error."""
     channel: Channel | None = None
-    """Between two parts: the connection."""
+    """The connection, between two parts."""
     supervisor: local.LocalSupervisor | None = None
-    """Between two parts, on a laptop: the supervisor."""
+    """The supervisor, between two parts on a laptop."""
 
     def keep(self, channel: Channel, supervisor: local.LocalSupervisor | None) -> None:
-        """The part that was trained is done, and another one may follow."""
+        """Note that the active part is done, and keep the connection for another one."""
         self.active, self.channel, self.supervisor = None, channel, supervisor
 
     def take(self) -> tuple[Channel, local.LocalSupervisor | None]:
-        """The connection of the part before, and its supervisor, for the next one."""
+        """The previous part's connection and supervisor, for the next part."""
         channel, supervisor = self.channel, self.supervisor
         assert channel is not None
         self.channel = self.supervisor = None
         return channel, supervisor
 
     def give_up(self, *, done: bool) -> None:
-        """The connection goes with an error; whether the part is ``done`` all the same."""
+        """Note that an error closes the connection; ``done`` says whether the part is done
+        anyway."""
         if not done:
             self.unfinished = self.active
         self.active = None
@@ -66,14 +68,14 @@ class Program:
 
 _programs: dict[Key, Program] = {}
 _beginning = threading.Lock()
-"""A program may begin parts in several threads, of which one alone may go on."""
+"""A program may begin parts in several threads, but only one may continue."""
 _own: int | None = None
-"""The process whose end ends its runs."""
+"""The process whose end completes its runs."""
 
 
 def begin(key: Key, part: str, options: local.Options) -> Program:
-    """This program is to train a part. NotHere if it may not, LoopError if the part before
-    has failed, or if it is not called as for the parts before."""
+    """Begin a part. NotHere if this program must not train it now, LoopError if the previous part
+    has failed or the call differs from those of the previous parts."""
     with _beginning:
         program = _programs.setdefault(key, Program(options.model_output_path))
         try:
@@ -112,7 +114,8 @@ def _check(program: Program, part: str, options: local.Options) -> None:
 
 
 def refuse_unnamed(key: Key) -> None:
-    """NotHere where this program trains parts of the run: all of its trainings have a name then."""
+    """Raise NotHere if this program trains parts of the run, because then all of its trainings need
+    a name."""
     if key in _programs:
         names = ", ".join(sorted(_programs[key].names))
         raise NotHere(
@@ -122,8 +125,8 @@ def refuse_unnamed(key: Key) -> None:
 
 
 def finish_at_exit() -> None:
-    """From now on the end of this program ends its runs: on a laptop, where only it knows how, and
-    where a part was refused, which exit code 0 would hide."""
+    """From now on, end this program's runs when it ends: on a laptop only the program knows how it
+    ends, and after a refused part exit code 0 would hide the refusal."""
     global _own
     if _own is None:
         _own = os.getpid()
@@ -137,14 +140,14 @@ def _finish_all() -> None:
     codes = [_finish(program, exit_code.find()) for program in _programs.values()]
     if worst := max(codes, default=exits.DONE):
         flush_streams()
-        os._exit(worst)  # too late for an exception to say it
+        os._exit(worst)  # too late for an exception
 
 
 def _finish(program: Program, code: int | None) -> int:
-    """What the program is to end with: another code than 0 if a run that is complete is not
-    kept."""
+    """End a run; return the program's exit code, which is not 0 if the run is not done or its
+    result was not kept."""
     if program.unfinished is not None:
-        # A code that cannot be known is then the program's own, as that of Ctrl-C.
+        # An unknown code is the program's own in this case, as after Ctrl-C.
         left, what, codes = program.unfinished, "is not", {exits.DONE}
     else:
         left, what, codes = program.refused, "was refused", {exits.DONE, None}
@@ -183,21 +186,21 @@ def _finish(program: Program, code: int | None) -> int:
         channel.close()
 
 
-# What a part ended with.
+# The end of a part.
 
 
 @dataclass(frozen=True)
 class Record:
-    """What the trainer says of a part's end."""
+    """The trainer's record of a part's end."""
 
     step: int
     why: str
     history: dict[str, Any]
-    """As ``History.summary`` gives it; the evaluations are in files beside the record."""
+    """The result of ``History.summary``; the evaluations are in files beside the record."""
 
 
 def write(folder: Path, result: Path, step: int, why: str, history: History) -> Path:
-    """The folder of a part that is done: its record and ``result``, which is moved there."""
+    """Write the folder of a finished part: its record and ``result``, which is moved there."""
     temporary = folder.with_name(f"tmp-{folder.name}")
     temporary.mkdir()
     history.write(temporary)
@@ -210,7 +213,7 @@ def write(folder: Path, result: Path, step: int, why: str, history: History) -> 
 
 
 def read(folder: Path) -> Record:
-    """What ``write`` wrote; DoesNotFit for anything else."""
+    """Read a record that ``write`` wrote; DoesNotFit for anything else."""
     try:
         body = json.loads((folder / PART_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,9 +1,9 @@
-"""What a program holds in its variables, beside what is in the state of its training.
+"""Walks over the objects that a program holds in its variables, besides the state of its training.
 
-The functions at work outside of the loop have variables, and so have the program's modules; what
-stands in them is looked at through containers, closures, iterators and the attributes of objects of
-the program's own classes. Inside a library's object only a few libraries are looked into, whose
-objects hold random generators for their users. No code of an object runs.
+The walk starts from the variables of the program's modules and of its running functions, and
+continues into containers, closures, iterators and the attributes of objects of the program's own
+classes. It looks into objects of only a few libraries, those that hold random generators for their
+users. It runs no code of an object.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ from outlast.loop.blobs import MISSING
 from outlast.loop.classes import is_installed, is_own
 
 TRAINERS = "outlast.trainers."
-"""Modules that count as the program's, wherever they are installed."""
+"""Prefix of modules that count as the program's, even if they are installed."""
 OBJECTS_MAX = 20_000
-"""Objects that are looked at in one walk; more are not."""
+"""The most objects to visit in one walk."""
 _DEPTH_MAX = 12
 _ITEMS_MAX = 64
-"""Items of one container that are looked at."""
+"""The most items of one container to visit."""
 _LIBRARIES = ("torch", "torchvision", "torchdata", "sklearn", "gymnasium", "gym", "datasets")
 """Libraries whose objects draw random numbers for the program from generators that they hold."""
 _OF_MODULES = ("_modules", "_parameters", "_buffers")
-"""Of a torch module: what is looked at as a whole."""
+"""Attributes of a torch module that are not visited one by one."""
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, types.ModuleType)
 _ITERATORS = (
@@ -51,13 +51,13 @@ _ITERATORS = (
 
 @dataclass(frozen=True)
 class Place:
-    """A variable of the program, or what is found on a way that begins there."""
+    """A variable of the program, or a place reached from one."""
 
     scope: CodeType | str
-    """The function that the variable belongs to, or the name of its module."""
+    """The variable's function, or the name of its module."""
     name: str
     way: tuple[tuple[int, str], ...] = ()
-    """Number and text of each item that is gone through, as in ``.sampler`` or ``[3]``."""
+    """Index and text of each step from the variable, such as ``.sampler`` or ``[3]``."""
 
     def __str__(self) -> str:
         return self.name + "".join(end for _, end in self.way)
@@ -66,9 +66,9 @@ class Place:
         return Place(self.scope, self.name, (*self.way, (number, end)))
 
     def now(self) -> Any:
-        """What is there now; MISSING if there is nothing."""
+        """The object at this place now; MISSING if there is none."""
         value = _variable(self.scope, self.name)
-        with contextlib.suppress(Exception):  # what cannot be looked into is left alone
+        with contextlib.suppress(Exception):  # objects that cannot be inspected are skipped
             for number, end in self.way:
                 items = [*_inside(value)]
                 if not (number < len(items) and items[number][0] == end):
@@ -82,15 +82,16 @@ Found = tuple[Place, Any]
 
 
 def names() -> set[str]:
-    """What the program's variables are called."""
+    """The names of the program's variables."""
     return {place.name for place, _ in _variables()}
 
 
 def walk(values: Mapping[str, object], iterator: object = None) -> Iterator[tuple[str, Any]]:
-    """What the program holds, with the place of each: first what the state ``values`` names, then
-    variables. ``iterator`` is looked for inside of others, such as a ``zip`` with its neighbours.
+    """The objects that the program holds, with their places: first those in the state ``values``,
+    then those in variables. Other iterators that contain ``iterator``, such as a ``zip``, are
+    visited too.
 
-    Places are as in ``loader.sampler.generator``; each object comes once.
+    A place looks like ``loader.sampler.generator``; each object comes once.
     """
     roots = [*_of_state(values), *_variables(), *_beside(iterator)]
     for place, value, is_new in _places(values, roots):
@@ -99,8 +100,8 @@ def walk(values: Mapping[str, object], iterator: object = None) -> Iterator[tupl
 
 
 def places_of(values: Mapping[str, object], wanted: Mapping[int, object]) -> Iterator[Found]:
-    """Each place where the program itself, and no container of the state ``values``, refers to one
-    of the objects ``wanted``, which are given by their identity."""
+    """Each place where the program itself, and not a container of the state ``values``, refers to
+    one of the objects ``wanted``, which are given by their ids."""
     kept = [item for _, item, is_new in _places(values, _of_state(values)) if is_new]
     containers = [item for item in kept if isinstance(item, _CONTAINERS)]
     for place, value, _ in _places(values, _variables(), containers):
@@ -109,7 +110,7 @@ def places_of(values: Mapping[str, object], wanted: Mapping[int, object]) -> Ite
 
 
 def is_in(values: Mapping[str, object], wanted: object) -> bool:
-    """Whether the state ``values`` holds an object in whatever place that is looked into."""
+    """Whether the state ``values`` holds an object at any visited place."""
     return any(value is wanted for _, value, _ in _places(values, _of_state(values)))
 
 
@@ -120,20 +121,20 @@ def _of_state(values: Mapping[str, object]) -> Iterator[Found]:
 def _places(
     values: Mapping[str, object], roots: Iterable[Found], closed: Iterable[Any] = ()
 ) -> Iterator[tuple[Place, Any, bool]]:
-    """All places, nearest first, and whether each has an object that has an inside and was not met
-    before. What is ``closed`` is not looked into."""
+    """All places, nearest first, with their objects and whether the object is new and may contain
+    others. Objects in ``closed`` are not entered."""
     found = deque((place, item) for place, item in roots)
     seen: dict[int, Any] = {id(item): item for item in (values, *closed)}
     while found and len(seen) < OBJECTS_MAX:
         place, value = found.popleft()
-        # By its type: a proxy may run foreign code to say what it is.
+        # By its type, because isinstance would run foreign code of a proxy.
         is_new = not (issubclass(type(value), _PLAIN) or id(value) in seen or usage.is_array(value))
         yield place, value, is_new
         if not is_new:
             continue
         seen[id(value)] = value
         if len(place.way) < _DEPTH_MAX:
-            with contextlib.suppress(Exception):  # what cannot be looked into is left alone
+            with contextlib.suppress(Exception):  # objects that cannot be inspected are skipped
                 found.extend(
                     [(place.below(i, end), item) for i, (end, item) in enumerate(_inside(value))]
                 )
@@ -175,7 +176,7 @@ def _inside_function(value: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
         try:
             yield f".{name}", cell.cell_contents
-        except ValueError:  # a variable that nothing was put into
+        except ValueError:  # an unassigned variable
             continue
     yield from (("", item) for item in value.__defaults__ or ())
     yield from ((f".{name}", item) for name, item in (value.__kwdefaults__ or {}).items())
@@ -189,7 +190,7 @@ def _is_looked_into(cls: type) -> bool:
 
 
 def _is_saved_whole(cls: type) -> bool:
-    """Whether what an object holds is its own, and it is looked at as one."""
+    """Whether an object of a library is saved as a whole, so that its contents are not visited."""
     return any(
         base.__module__.startswith(("torch.nn.", "torch.optim.")) for base in cls.__mro__
     ) and not is_own(cls)
@@ -217,7 +218,7 @@ def _variable(scope: CodeType | str, name: str) -> Any:
 
 
 def _frames() -> Iterator[FrameType]:
-    """The program's functions and modules at work, the innermost first."""
+    """The frames of the program's running functions and modules, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if _is_programs(frame):
@@ -229,12 +230,12 @@ def _locals(frame: FrameType) -> list[tuple[str, Any]]:
     held = frame.f_locals
     found = [(name, item) for name, item in held.items() if not name.startswith("__")]
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(held) is dict:
-        held.clear()  # a copy, which would keep alive what the program lets go of
+        held.clear()  # a copy, which would keep the program's objects alive
     return found
 
 
 def _beside(iterator: object) -> Iterator[Found]:
-    """What is taken from together with an iterator, as by ``zip``: no variable names it."""
+    """Iterators such as ``zip`` that contain an iterator and that no variable refers to."""
     if iterator is None:
         return
     for pair in gc.get_referrers(iterator):
@@ -254,7 +255,8 @@ def _is_programs(frame: FrameType) -> bool:
 
 @functools.lru_cache(4096)
 def _is_programs_module(name: str) -> bool:
-    """Whether a module is the program's: no installed one, and no part of Outlast but a trainer."""
+    """Whether a module is the program's: not installed, and not a part of Outlast other than a
+    trainer."""
     if name.partition(".")[0] == "outlast":
         return name.startswith(TRAINERS)
     module = sys.modules.get(name)

@@ -1,9 +1,9 @@
-"""Where a training stands: its steps, and whether it is over."""
+"""The progress of a training: its steps, and whether it is over."""
 
 from outlast.loop.errors import LoopError
 
 _WHY_MAX = 500
-"""Characters kept of the message that ``finish`` gets."""
+"""The most characters kept of the message for ``finish``."""
 
 
 class Progress:
@@ -14,42 +14,42 @@ class Progress:
         self.step = 0
         """Steps that are completed."""
         self.making: int | None = None
-        """The step that the program is making."""
+        """The current step; None between two steps."""
         self.marked = False
-        """Whether that step has shown that its body runs."""
+        """Whether the body of that step is known to run."""
         self.drawn: int | None = None
-        """The step that the loop was left in, whether it counts or not."""
+        """The step in which the loop was left, whether or not it counts."""
         self.started = self.finished = False
-        """Whether the loop was begun, and left."""
+        """Whether the loop has begun, and whether it was left."""
         self.why = ""
-        """Why the training is over before its last step, as ``finish`` said."""
+        """Why the training is over before its last step, from ``finish``."""
         self.left_before = False
-        """Whether the loop was over already where this attempt resumes."""
+        """Whether the loop was already over at the point from which this attempt resumes."""
         self.stopped = False
         """Whether a request to stop was carried out."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the training is known to have come to its end."""
+        """Whether the training is known to be over."""
         return self.left_before or bool(self.why) or self.step == self.total
 
     @property
     def over(self) -> str | None:
-        """Why the loop is over, where a snapshot's step does not say it; None otherwise."""
+        """Why the loop is over, if a snapshot's step does not imply it; otherwise None."""
         return self.why if self.why or (self.finished and self.total is None) else None
 
     def draw(self) -> int:
-        """The next step begins; gives its number."""
+        """Begin the next step; return its number."""
         self.making, self.marked = self.step + 1, False
         return self.making
 
     def count(self) -> None:
-        """The step that was being made is complete."""
+        """Count the current step as complete."""
         if self.making is not None:
             self.step, self.making = self.making, None
 
     def leave(self) -> None:
-        """The loop is left. A step that was drawn counts if its body is known to have run: ``zip``
+        """Leave the loop. A step that was drawn counts if its body is known to have run: ``zip``
         draws one more than it uses, and a body may have ended in an error."""
         self.drawn = self.drawn or self.making
         if self.marked:
@@ -67,7 +67,7 @@ class Progress:
         self.marked = True
 
     def resume(self, step: int, why: str | None) -> None:
-        """Continue after ``step``; ``why`` the loop was over there already, or None."""
+        """Continue after ``step``; ``why`` says why the loop was already over there, or is None."""
         self.step = step
         if why is not None:
             self.left_before, self.why = True, why

@@ -1,20 +1,20 @@
 """Several processes of one training on one machine, as ``torchrun --nproc-per-node N`` starts them.
 
 Every process, a *rank*, makes the same steps. Only rank 0, the *leader*, speaks with the
-supervisor; at each step boundary the others, its *members*, wait for its word, so that all write
-their part of the same snapshot and all stop after the same step. They talk over a Unix socket in a
-folder that only this user can enter. The cost of a boundary is one small message a member.
+supervisor. At each step boundary the others, its *members*, wait for its message, so that all write
+their part of the same snapshot and all stop after the same step. They use a Unix socket in a folder
+that only this user can enter. A boundary costs one small message per member.
 
-One death ends all: each rank watches the connection to the others and the launcher's process, and
-leaves by force where its own main thread hangs in a collective that will never end.
+The end of one rank ends all: each rank watches its connections and the launcher's process, and
+exits by force if its own main thread hangs in a collective that will never finish.
 
-A message is a kind, a step and some JSON. From the leader: ``BEGIN`` (where to begin), ``GO`` (make
-the next step), ``PART`` (write your part of a snapshot), ``OVER`` (the loop ends here), ``END``
-(leave with this exit code). From
-a member: ``HELLO``, ``READY`` (restored), ``WRITTEN`` (its part, or a full disk's error) and
-``FINISHED`` (its loop is over). ``FAILED`` goes both ways: why this rank gives up.
+A message has a kind, a step and JSON. The leader sends ``BEGIN`` (where to begin), ``GO`` (make the
+next step), ``PART`` (write your part of a snapshot), ``OVER`` (the loop ends here) and ``END``
+(exit with this code). A member sends ``HELLO``, ``READY`` (restored), ``WRITTEN`` (its part, or a
+full disk's error) and ``FINISHED`` (its loop is over). Both send ``FAILED``, with the reason why a
+rank gives up.
 
-Standard library only; knows nothing of torch.
+Standard library only, without torch.
 """
 
 import contextlib
@@ -42,13 +42,13 @@ from outlast.loop.errors import DoesNotFit, LoopError, RankLost, StateError
 from outlast.protocol import Channel, Closed, ProtocolError, ServerSocket
 
 GATHER_SEC = 600.0
-"""Ranks import and load at their own pace before they call outlast.train."""
+"""Seconds to wait for all ranks, which import and load at their own pace before outlast.train."""
 NOTICE_SEC = 3.0
-"""A rank that has not noticed another one's death by itself for so long ends at once."""
+"""Seconds after another rank's end until a rank whose main thread has not noticed it exits."""
 LEAVE_SEC = 15.0
-"""A rank that has noticed is given so long to end by itself."""
+"""Seconds for a rank that has noticed it to end by itself."""
 END_SEC = 10.0
-"""How long the leader waits for members that have not heard of the end yet."""
+"""Seconds that the leader waits for members to receive the end."""
 LAUNCHER_POLL_SEC = 0.5
 STOP_POLL_SEC = 0.5
 FAILED_EXIT = 1
@@ -70,13 +70,13 @@ class World:
     key: str
     """Equal in all ranks of one launch and in no other launch on this machine."""
     launcher: int | None
-    """Process of the launcher where it is torchrun and our parent: its death ends us."""
+    """Process id of the launcher if it is torchrun, our parent, whose end ends this rank."""
 
 
 def world(environment: Mapping[str, str] = os.environ) -> World | None:
-    """The ranks that this process is one of; None if it trains alone.
+    """The world of ranks to which this process belongs; None if it trains alone.
 
-    LoopError: the variables make no sense, or name ranks on other machines.
+    Raises LoopError if the variables are invalid, or name ranks on other machines.
     """
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
@@ -114,7 +114,7 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 
 def socket_path(key: str) -> Path:
-    """Where the leader of a launch listens: in a folder that only this user can enter."""
+    """The socket of a launch's leader, in a folder that only this user can enter."""
     try:
         folder = private_folder(Path(tempfile.gettempdir()) / f"outlast-ranks-{os.getuid()}")
     except NotPrivate as error:
@@ -124,7 +124,7 @@ def socket_path(key: str) -> Path:
 
 @dataclass(frozen=True)
 class RankMessage:
-    """One message of another rank."""
+    """A message from another rank."""
 
     kind: bytes
     step: int
@@ -132,7 +132,7 @@ class RankMessage:
 
 
 class _Link:
-    """A connection to another rank. One thread receives, one at a time sends."""
+    """A connection to another rank. Only one thread receives, and only one at a time sends."""
 
     def __init__(self, connection: socket.socket, name: str) -> None:
         connection.settimeout(None)
@@ -140,18 +140,19 @@ class _Link:
         self.name = name
 
     def send(self, kind: bytes, step: int = 0, body: Any = None) -> None:
-        """RankLost where the other side has gone, with its own last words if it had any."""
+        """Send a message. RankLost if the other rank has ended, with its reason if it sent one."""
         text = b"" if body is None else json.dumps(body).encode()
         try:
             self.socket.sendall(_HEADER.pack(kind, len(text), step) + text)
             return
         except OSError:
-            pass  # and of what comes now, this is not the cause
-        while True:  # what it said before it went; ends with RankLost
+            pass  # this error is not the cause of the next one
+        while True:  # read its last messages; ends with RankLost
             self.receive(END_SEC)
 
     def receive(self, timeout_sec: float | None = None) -> RankMessage:
-        """The next message; RankLost where the other side has failed, gone or says nothing."""
+        """The next message; RankLost if the other rank has failed or ended, or sends nothing in
+        time."""
         self.socket.settimeout(timeout_sec)
         try:
             kind, size, step = _HEADER.unpack(self._exactly(_HEADER.size))
@@ -167,14 +168,14 @@ class _Link:
         return RankMessage(kind, step, body)
 
     def expect(self, kind: bytes, step: int, what: str) -> RankMessage:
-        """The next message, which is to be ``kind`` at ``step``."""
+        """The next message, which must be ``kind`` at ``step``; else RankLost."""
         said = self.receive()
         if (said.kind, said.step) != (kind, step):
             raise self.apart(said, step, what)
         return said
 
     def apart(self, said: RankMessage, step: int, what: str) -> RankLost:
-        """The error where the other side is not at ``step``, at which ``what`` is expected."""
+        """The error for another rank that is not at ``step``, where ``what`` is expected."""
         return RankLost(
             f"{self.name} is at step {said.step}, but this rank, which waits for {what}, is "
             f"at step {step}: all ranks must make the same steps"
@@ -198,7 +199,7 @@ class _Link:
 
 
 class _Watch:
-    """A thread that ends this process where another rank or the launcher has died."""
+    """A thread that ends this process if another rank or the launcher has ended."""
 
     def __init__(
         self, links: list[_Link], launcher: int | None, before_exit: Callable[[str], None]
@@ -207,14 +208,14 @@ class _Watch:
         self._launcher = launcher
         self._before_exit = before_exit
         self.noticed = threading.Event()
-        """The main thread knows, and is on its way out."""
+        """Set once the main thread knows and is about to exit."""
         self._over = threading.Event()
         self._wakes, self._wake = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """This rank may go on alone from now on."""
+        """Stop watching, so that this rank may continue alone."""
         if not self._over.is_set():
             self._over.set()
             self._wake.close()
@@ -225,7 +226,7 @@ class _Watch:
         names = {link.socket.fileno(): link.name for link in self._links}
         poll = select.poll()
         for number in names:
-            poll.register(number, 0)  # hang-ups are reported anyway; data is not for this thread
+            poll.register(number, 0)  # for hang-ups only; the main thread reads data
         poll.register(self._wakes, select.POLLIN)
         timeout_ms = None if self._launcher is None else LAUNCHER_POLL_SEC * 1000
         gone = None
@@ -253,13 +254,14 @@ class _Watch:
 
 
 class _Party:
-    """What leader and member have in common: links, a watch, and children that have neither."""
+    """The common part of leader and member: links and a watch, which forked children must not
+    keep."""
 
     def __init__(self) -> None:
         self._links: list[_Link] = []
         self._watch: _Watch | None = None
         self._own = os.getpid()
-        # A forked child, such as a data loader's, would keep a dead rank's connections open.
+        # A forked child, such as a data loader's, would keep the connections of an ended rank open.
         os.register_at_fork(after_in_child=self._forget)
 
     @property
@@ -284,7 +286,7 @@ class _Party:
             raise
 
     def fail(self, message: str) -> None:
-        """Tell the others why this rank gives up, as far as they still hear it."""
+        """Tell the other ranks that are still connected why this rank gives up, and leave."""
         for link in self._links:
             with contextlib.suppress(RankLost, OSError):
                 link.socket.settimeout(1.0)
@@ -292,7 +294,7 @@ class _Party:
         self.close()
 
     def close(self) -> None:
-        """Leave the others."""
+        """Close all connections."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
@@ -302,10 +304,10 @@ class _Party:
 
 
 class Leader(_Party):
-    """Rank 0's end. All methods belong to the thread of the loop."""
+    """Rank 0's side. All methods belong to the thread of the loop."""
 
     def __init__(self, world: World, before_exit: Callable[[str], None]) -> None:
-        """Listen; ``before_exit`` is given the reason where the watch ends this process."""
+        """Listen. The watch calls ``before_exit`` with the reason before it ends this process."""
         super().__init__()
         self._world = world
         self._before_exit = before_exit
@@ -317,9 +319,9 @@ class Leader(_Party):
         self._over = False
 
     def gather(self, call: Mapping[str, Any], stops: Callable[[], bool]) -> None:
-        """Wait for every other rank; LoopError if one does something else than this one, which
-        was called with ``call``, or is missing. SystemExit once ``stops`` says that this process
-        must leave, as torchrun does if one has failed.
+        """Wait for every other rank. LoopError if one is missing or was called differently from
+        this one, which was called with ``call``. SystemExit once ``stops`` says that this process
+        must exit, as torchrun requests if a rank has failed.
         """
         if self._listener is None:
             return
@@ -347,7 +349,7 @@ class Leader(_Party):
         try:
             said = link.receive(END_SEC)
         except RankLost:
-            link.close()  # it left again: a retry, or another program
+            link.close()  # a rank that retries, or another program
             return
         rank, body = said.step, said.body or {}
         problem = None
@@ -375,13 +377,13 @@ class Leader(_Party):
                 link.send(BEGIN, 0, dict(where))
 
     def wait_ready(self, step: int) -> None:
-        """Wait until all have restored what ``begin`` named."""
+        """Wait until all members have restored the checkpoint that ``begin`` named."""
         with self._noticing():
             for link in self._links:
                 link.expect(READY, step, "its restore")
 
     def go(self, step: int) -> None:
-        """All may make the step after ``step``."""
+        """Let all members make the step after ``step``."""
         _HEADER.pack_into(self._go, 0, GO, 0, step)
         for link in self._links:
             try:
@@ -390,10 +392,10 @@ class Leader(_Party):
             except OSError:
                 pass
             with self._noticing():
-                link.send(GO, step)  # fails again, and says why
+                link.send(GO, step)  # fails too, with the reason
 
     def over(self, step: int) -> None:
-        """The loop ends after ``step``, in every rank; said once."""
+        """End the loop after ``step`` in every rank; sent once."""
         if not self._over:
             self._over = True
             with self._noticing():
@@ -407,7 +409,7 @@ class Leader(_Party):
                 link.send(PART, step, str(folder))
 
     def wait_parts(self, step: int) -> None:
-        """Wait until all parts that were asked for are written; OSError if one has no room."""
+        """Wait until all requested parts are written; OSError if one has no room."""
         with self._noticing():
             said = [link.expect(WRITTEN, step, "its part of the snapshot") for link in self._links]
         for answer in said:
@@ -415,8 +417,8 @@ class Leader(_Party):
                 raise OSError(*answer.body)
 
     def wait_finished(self, step: int) -> None:
-        """Wait until every member's loop is over too. Whether the step that it was left in counts,
-        this rank knows, which keeps what is logged."""
+        """Wait until every member's loop is over too. This rank, which keeps the rows, decides
+        whether the step in which the loop was left counts."""
         with self._noticing():
             for link in self._links:
                 said = link.receive()
@@ -425,8 +427,8 @@ class Leader(_Party):
                     raise link.apart(said, step, "its end")
 
     def end(self, code: int, step: int = 0) -> None:
-        """All leave with exit code ``code``, where training has ended after ``step``; waits a
-        little until they have."""
+        """Make all members exit with ``code`` after training has ended at ``step``; wait up to
+        END_SEC until they have."""
         if self._watch is not None:
             self._watch.close()
         deadline = time.monotonic() + END_SEC
@@ -436,7 +438,7 @@ class Leader(_Party):
         for link in self._links:
             with contextlib.suppress(RankLost):
                 while (left := deadline - time.monotonic()) > 0:
-                    link.receive(left)  # until it hangs up
+                    link.receive(left)  # until it closes the connection
         self.close()
 
     def close(self) -> None:
@@ -447,7 +449,7 @@ class Leader(_Party):
 
 
 class Member(_Party):
-    """Any other rank's end. All methods belong to the thread of the loop."""
+    """Any other rank's side. All methods belong to the thread of the loop."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -487,8 +489,8 @@ class Member(_Party):
             self._leader.send(kind, step, body)
 
     def word(self, step: int, *, left: bool = False) -> RankMessage:
-        """The leader's next word at the boundary after ``step``, or after the loop was ``left``
-        there, which the leader has agreed to."""
+        """The leader's next message at the boundary after ``step``, or after the loop was ``left``
+        there. RankLost if the leader is at another step."""
         with self._noticing():
             said = self._leader.receive()
             if said.kind != END and said.step != step and not left:
@@ -504,7 +506,7 @@ def _failed(message: str) -> bytes:
     return _HEADER.pack(FAILED, len(text), 0) + text
 
 
-# What differs from rank to rank.
+# State that differs between ranks.
 
 
 def part_name(rank: int) -> str:
@@ -513,7 +515,8 @@ def part_name(rank: int) -> str:
 
 
 class RankState:
-    """The ``rank_state`` of one rank: its random numbers, its position in its share of the data."""
+    """The ``rank_state`` of one rank, such as random numbers and the position in its share of the
+    data."""
 
     def __init__(
         self,
@@ -531,7 +534,7 @@ class RankState:
         self._size = size
 
     def write(self, folder: Path, step: int) -> list[str]:
-        """This rank's part of a snapshot, into ``folder``; gives what is to be said of it."""
+        """Write this rank's part of a snapshot into ``folder``; return warnings to print."""
         said = self._watch.look(step)
         with _named():
             nodes, blobs = state.capture_all(self._values, self._begun)
@@ -540,26 +543,26 @@ class RankState:
         return said
 
     def first_step(self) -> None:
-        """The first step of this attempt begins."""
+        """Note that the first step of this attempt begins."""
         self._watch.first_step()
 
     def leave_loop(self) -> None:
-        """The steps are over."""
+        """Note that the steps are over."""
         self._watch.leave_loop()
 
     def restore(self, folder: Path) -> None:
-        """From the snapshot in ``folder``."""
+        """Restore from the snapshot in ``folder``."""
         saved = snapshot.read(folder / part_name(self._rank))
         with _named():
             notes.check(saved.loop, ("unchanged",), f"{part_name(self._rank)}/state.json")
             state.restore_all(self._values, saved.nodes, saved.blobs)
             verify.check(self._values, saved)
         step, note = saved.step, saved.loop["unchanged"]
-        del saved  # which holds what the state does
+        del saved  # it holds the objects of the state
         self._watch.begin(step, note)
 
     def prove(self, work: Path) -> None:
-        """Save, restore and compare: what does not survive is a StateError that names it."""
+        """Save, restore and compare; StateError names an object that differs afterwards."""
         folder = work / f"tmp-proof-{part_name(self._rank)}"
         with _named():
             self._watch.look(1, snapshot=False)
@@ -569,7 +572,7 @@ class RankState:
 
 
 def check_parts(folder: Path, size: int, rank_state: bool) -> None:
-    """DoesNotFit where the snapshot in ``folder`` is not of ``size`` ranks' states."""
+    """Raise DoesNotFit unless the snapshot in ``folder`` has the states of ``size`` ranks."""
     found = len(list(folder.glob("rank-*")))
     if found and not rank_state:
         raise DoesNotFit(
@@ -587,7 +590,7 @@ def check_parts(folder: Path, size: int, rank_state: bool) -> None:
 
 @contextlib.contextmanager
 def _named() -> Iterator[None]:
-    """The state's errors, about ``rank_state``."""
+    """A context whose StateErrors name ``rank_state``."""
     try:
         yield
     except StateError as error:

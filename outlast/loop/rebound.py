@@ -1,9 +1,9 @@
-"""Names of a program that referred to what its state names, and refer to something else now.
+"""Finds a program's names that referred to an object of its state and now refer to another one.
 
 Before the first step the loop looks for the variables, attributes, closures and items of containers
-that refer to a plain object of the state: an array, a dict, a list. A name that refers to another
-object of the same kind later is a sign that the program trains with that one, unless the state has
-the other one too, or both hold the same values.
+that refer to a plain object of the state: an array, a dict, a list. If a name later refers to
+another object of the same kind, the program probably trains with that one, unless the state has it
+too or both have equal values.
 """
 
 from collections.abc import Mapping
@@ -19,16 +19,16 @@ _KINDS = (dict, list, set, frozenset)
 
 @dataclass
 class Names:
-    """The names of one object of a state, which is there below ``keys``."""
+    """The names of one object, at ``keys`` in the state."""
 
     keys: tuple[Any, ...]
     places: list[Place] = field(default_factory=list)
 
     def others(self, values: Mapping[str, object]) -> list[Any]:
-        """The other objects of its kind, not in the state, that its names refer to now."""
+        """The other objects of its kind, not in the state, to which its names refer now."""
         now = usage.at(values, self.keys)
         found = [(place, place.now()) for place in self.places]
-        # The container of what is inside of one has it for the program.
+        # The program may use an object inside a container through that container.
         is_used = len(self.keys) > 1 or any(item is now for _, item in found)
         return [
             item
@@ -40,13 +40,13 @@ class Names:
         ]
 
     def _is_own(self, place: Place) -> bool:
-        """Whether it is called as in the state. Another variable may only happen to refer to the
-        object, as the last one of a loop over several does."""
+        """Whether the variable has the entry's name. Another variable may refer to the object only
+        by chance, like a loop variable after its loop."""
         return not place.way and place.name in usage.names(self.keys)
 
 
 def find(values: Mapping[str, object], keys: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], Names]:
-    """The names that the program has for these places of ``values`` now; if it has any."""
+    """The program's current names for these places of ``values``, without places that have none."""
     wanted = {id(item): item for item in (usage.at(values, each) for each in keys)}
     owners = {id(usage.at(values, each)): each for each in keys}
     found: dict[tuple[Any, ...], Names] = {}
@@ -57,16 +57,17 @@ def find(values: Mapping[str, object], keys: list[tuple[Any, ...]]) -> dict[tupl
 
 
 def is_kept(values: Mapping[str, object], item: object, *, named: bool) -> bool:
-    """Whether an object is saved with the state itself. One that is another entry's does not help
-    a name that is ``named`` as its own entry: after a resume it would be its own one again."""
+    """Whether an object is saved with the state. For a name that is ``named`` like its own entry,
+    another entry's object does not count, because after a resume the name refers to its own entry
+    again."""
     if named and any(item is each for each in values.values()):
         return False
     return program.is_in(values, item) or Saved([values]).has_object(item)
 
 
 def is_of_kind(one: Any, two: Any) -> bool:
-    """Whether two objects are arrays, or containers of one kind. Calculations make numbers of
-    arrays with one element."""
+    """Whether two objects are arrays, or containers of one kind. A number counts as an array
+    without dimensions, because calculations turn such arrays into numbers."""
     if usage.is_array(one):
         return usage.is_array(two) or (usage.is_number(two) and one.ndim == 0)
     return type(one) is type(two) or any(
@@ -75,7 +76,7 @@ def is_of_kind(one: Any, two: Any) -> bool:
 
 
 def _is_like(one: Any, two: Any) -> bool:
-    """Whether one may be computed from the other: of the same shape, or with the same keys."""
+    """Whether one may be computed from the other: equal shapes or equal keys."""
     if usage.is_array(one):
         return tuple(one.shape) == tuple(getattr(two, "shape", ()))
     return isinstance(one, dict) and dict.keys(one) == dict.keys(two)

@@ -1,4 +1,4 @@
-"""What a training records of its steps: rows, evaluations, and a tracker's copy of the rows."""
+"""Records the steps of a training: rows, evaluations, and a tracker's copy of the rows."""
 
 import math
 from collections.abc import Mapping
@@ -12,35 +12,36 @@ from outlast.protocol import row_part
 
 
 class Recording:
-    """The row of the step being made, and all evaluations; ``open`` says where rows go."""
+    """The row of the current step, and all evaluations; ``open`` sets the file for rows."""
 
     def __init__(self, part: str) -> None:
         self.history = History()
         self.tracker: trackers.Tracker | None = None
         self._part = part
         self._before = 0
-        """Steps of the parts before this one."""
+        """Steps of the previous parts."""
         self._row: dict[str, Any] = {}
 
     def open(self, path: Path, before: int) -> rows.Rows:
-        """Rows go into this file, as steps after so many of the parts before."""
+        """Write rows into this file, with ``before``, the steps of the previous parts, added to
+        their step."""
         self._rows, self._before = rows.Rows(path), before
         return self._rows
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Add values to the row of the step being made."""
+        """Add values to the row of the current step."""
         self._check_names("log", values, "step")
         for name, value in values.items():
             plain = type(value) is float and math.isfinite(value)
             self._row[name] = value if plain else rows.cell(name, value)
 
     def cells(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of an evaluation, as it is kept."""
+        """The values of an evaluation in the form in which it is kept."""
         self._check_names("eval", values)
         return {name: rows.scalar(name, value) for name, value in values.items()}
 
     def add_eval(self, step: int, cells: Mapping[str, Any], *, in_row: bool) -> None:
-        """Keep an evaluation after ``step``; ``in_row``, that is the step being made."""
+        """Keep an evaluation after ``step``; ``in_row``: also in the row of the current step."""
         self.history.add(step, cells)
         if in_row:
             self._row.update({name: rows.cell(name, value) for name, value in cells.items()})
@@ -53,7 +54,7 @@ class Recording:
                 )
 
     def write_row(self, step: int) -> None:
-        """The step is complete, and so is its row, if it has one."""
+        """Write the row of a complete step, if it has one."""
         if self._row:
             step, (row, self._row) = self._before + step, (self._row, {})
             part = {"part": row_part(self._part, self._before)} if self._part else {}
@@ -63,5 +64,5 @@ class Recording:
                 self.tracker.log(step, named)
 
     def flush(self) -> int:
-        """Write what is left of the rows; gives the size of their file in bytes."""
+        """Write the remaining rows; return the size of their file in bytes."""
         return self._rows.flush()

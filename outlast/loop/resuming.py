@@ -1,4 +1,4 @@
-"""The state that an attempt begins with."""
+"""Restores the state with which an attempt begins."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from outlast.protocol import Welcome
 
 
 class Resuming:
-    """Takes what the supervisor has restored, into the objects of the program."""
+    """Restores the supervisor's checkpoint into the objects of the program."""
 
     def __init__(
         self, call: Call, progress: Progress, recording: Recording, watchers: Watchers
@@ -25,13 +25,13 @@ class Resuming:
         self._recording = recording
         self._watchers = watchers
         self.done_in: Path | None = None
-        """What this part ended with, if it is done already."""
+        """The folder with this part's end, if it is already done."""
         self.is_unproved = False
-        """Whether the state after the first step is still to be proved."""
+        """Whether the state after the first step must still be proved."""
 
     def take(self, answer: Welcome, prove: Callable[[], None]) -> None:
-        """Take the checkpoint that the welcome names. Without one, ``prove`` that the state can be
-        saved. DoesNotFit for one of another shape."""
+        """Restore the checkpoint that the welcome names. Without one, ``prove`` that the state can
+        be saved. DoesNotFit if the checkpoint has another shape."""
         done = None if answer.done is None else Path(answer.done)
         if done is not None and answer.restore is None:
             self._take_end(done, answer.step)
@@ -46,12 +46,12 @@ class Resuming:
             step = self._progress.step
             if done is not None:
                 self._take_end(done, step)
-            # Only now: nothing of the restore holds what the state does any more.
+            # Only now, when the restore no longer holds references to the state's objects.
             self._watchers.unchanged.begin(step, note["unchanged"])
             self._watchers.unsaved.begin(step, note)
 
     def _restore(self, folder: Path, step: int) -> dict[str, Any]:
-        """Take the checkpoint, which should be of ``step``; gives what it notes of the training."""
+        """Restore the checkpoint, which must be of ``step``; return its notes on the training."""
         saved, total = snapshot.read(folder), self._call.total
         if saved.step != step or saved.step > (total or saved.step):
             of = "" if total is None else f", of {total} in all"
@@ -62,9 +62,9 @@ class Resuming:
         return saved.loop
 
     def _take_end(self, folder: Path, step: int) -> None:
-        """This part is done: what it ended with."""
+        """Take the end of this part, which is done."""
         record = parts.read(folder)
-        # The state's has not what was evaluated after the loop.
+        # The state's history lacks evaluations after the loop.
         self._recording.history = History()
         self._recording.history.read(folder, record.history)
         self._progress.resume(step, record.why)

@@ -1,4 +1,4 @@
-"""The rows that a trainer logs: plain values, written as lines of JSON."""
+"""The rows that a trainer logs, written as lines of JSON with plain values."""
 
 import contextlib
 import json
@@ -12,8 +12,8 @@ _ROW = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 class Rows:
-    """The rows' file. Rows become text when it is flushed, once a second and before a snapshot:
-    many at once take far less time than one between two steps."""
+    """The file of the rows. They are formatted together when it is flushed, once a second and
+    before a snapshot, which takes far less time than one row between two steps."""
 
     _WAITING_MAX = 1000
 
@@ -21,7 +21,7 @@ class Rows:
         self._file = path.open("ab", buffering=0)
         self._waiting: list[dict[str, Any]] = []
         self._left = b""
-        """Text that the system has not taken: its disk was full."""
+        """Text that is not written yet, because the disk was full."""
 
     def add(self, row: dict[str, Any]) -> None:
         self._waiting.append(row)
@@ -29,7 +29,7 @@ class Rows:
             self.flush()
 
     def flush(self) -> int:
-        """Hand all rows to the system; gives the size of the file with them."""
+        """Write all rows; return the size of the file."""
         if self._waiting:
             lines = "".join([f"{_ROW.encode(row)}\n" for row in self._waiting])
             self._waiting.clear()
@@ -49,7 +49,7 @@ class Rows:
 
 
 INT_MAX = 2**1024
-"""Larger whole numbers are no floats, and JSON readers refuse them."""
+"""Larger whole numbers have no float, and JSON readers refuse them."""
 
 
 def scalar(name: str, value: Any) -> Any:
@@ -69,6 +69,6 @@ def scalar(name: str, value: Any) -> Any:
 
 
 def cell(name: str, value: Any) -> Any:
-    """A value as a row has it; numbers that are not finite become null, as JSON has none."""
+    """A value for a row; numbers that are not finite become null, because JSON lacks them."""
     plain = scalar(name, value)
     return None if isinstance(plain, float) and not math.isfinite(plain) else plain

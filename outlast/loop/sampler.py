@@ -1,4 +1,4 @@
-"""Batches whose order is a function of seed and epoch, so that a place in it is one number."""
+"""Batches whose order is a function of seed and epoch, so that the position is one number."""
 
 import contextlib
 import random
@@ -14,7 +14,7 @@ from outlast.loop.taken import Taken
 Batch = TypeVar("Batch")
 _LOADER = "torch.utils.data.dataloader"
 _reads: "set[BatchSampler] | None" = None
-"""Those whose position was asked for, while that is looked at."""
+"""Samplers whose position was read, while reads are observed."""
 
 
 class BatchSampler:
@@ -28,18 +28,18 @@ class BatchSampler:
         with outlast.train(state={..., "sampler": sampler}, total=steps) as run:
             for step, batch in zip(run.steps(), sampler.over(loader)):
 
-    ``position`` counts the batches that training was given, not those that workers fetched ahead.
-    Ask for the step first and then for its batch, as ``zip`` does above: LoopError for a batch that
-    is taken before the first step, by a DataLoader that is not in ``over``, or by another thread.
-    A batch counts as used when it is given out: a buffer of the program's own loses what it holds
-    at a resume. So a resume is refused where the first step took more batches than others, or steps
-    took different numbers; ``uneven`` says that they do, and that each step uses all that it takes.
-    A transform that draws random numbers in a worker must draw them from the row's number: a
-    worker's own generator starts again in each attempt.
+    ``position`` counts the batches given to the training, not those that workers fetched ahead. Ask
+    for the step first and then for its batch, as ``zip`` does above: LoopError if a batch is taken
+    before the first step, by a DataLoader without ``over``, or by another thread. A batch counts as
+    used when it is given out, so a resume loses the contents of a program's own buffer. Therefore a
+    resume is refused if the first step took more batches than others, or if steps took different
+    numbers; ``uneven`` declares that they do and that each step uses all batches that it takes. A
+    transform that needs random numbers in a worker must derive them from the row's number, because
+    a worker's own generator restarts in each attempt.
 
-    ``size`` rows; the last batch of an epoch is shorter, or left out with ``drop_last``. With
-    ``num_replicas`` processes each takes the batches of its ``rank`` from the same order, and an
-    epoch ends for all at the same step. LoopError for a size that gives no batch.
+    ``size`` is the number of rows. The last batch of an epoch is shorter, or left out with
+    ``drop_last``. With ``num_replicas`` processes, each takes the batches of its ``rank`` from the
+    same order, and an epoch ends at the same step for all. LoopError if the size gives no batch.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class BatchSampler:
 
     @property
     def position(self) -> int:
-        """Batches given out since the first epoch began; what a checkpoint keeps."""
+        """Batches given out since the first epoch began; checkpoints keep this number."""
         if _reads is not None:
             _reads.add(self)
         return self._position
@@ -94,14 +94,14 @@ class BatchSampler:
 
     @property
     def epoch(self) -> int:
-        """Epochs that are complete."""
+        """Complete epochs."""
         return self.position // self.batches_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Batches from ``position`` on, without end. Each one counts as it is given out, but within
-        ``over``, which counts those that come out of the loader."""
+        """Endless batches from ``position`` on. Each one counts when it is given out, except inside
+        ``over``, which counts the batches that leave the loader."""
         if not self._in_over and sys._getframe(1).f_globals.get("__name__") == _LOADER:
-            # It would fetch ahead, and draw a seed that a resumed run draws once more.
+            # It would fetch ahead, and draw a seed that a resumed run draws again.
             raise LoopError(
                 "BatchSampler: a DataLoader fetches batches ahead of the training; iterate "
                 "sampler.over(loader) instead of the loader"
@@ -124,9 +124,10 @@ class BatchSampler:
             position += 1
 
     def over(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of ``loader``, whose order is this sampler's, counting those given out.
+        """The batches of ``loader``, in this sampler's order, counting those given out.
 
-        Begins when the first is asked for: in the body of ``outlast.train``, after its restore.
+        Starts at the first request for a batch, which must come after the restore, in the body of
+        ``outlast.train``.
         """
         self._in_over = True
         try:
@@ -142,12 +143,12 @@ class BatchSampler:
         self._taken.add()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, what the order is a function of, and how many batches a step takes."""
+        """The position, the parameters of the order, and the number of batches per step."""
         note = self._taken.note()
         return {"position": self.position, **self._order, **({"taken": note} if note else {})}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Go on at a saved position; DoesNotFit naming what makes the order another one."""
+        """Continue at a saved position; DoesNotFit names a parameter that changes the order."""
         for name, ours in self._order.items():
             if values[name] != ours:
                 raise DoesNotFit(
@@ -172,14 +173,14 @@ _all: "weakref.WeakSet[BatchSampler]" = weakref.WeakSet()
 
 
 class Samplers:
-    """The samplers of one training, at whatever depth of its states."""
+    """The samplers of one training, at any depth in its states."""
 
     def __init__(self, states: Iterable[Mapping[str, object] | None]) -> None:
         self._states = [values for values in states if values is not None]
         self._found: list[tuple[str, BatchSampler]] = []
 
     def first_step(self, *, resumed: bool) -> None:
-        """The first step begins. LoopError for a sampler that has given a batch before it, or whose
+        """Begin the first step. LoopError if a sampler has already given a batch, DoesNotFit if its
         steps before the checkpoint took different numbers of batches."""
         self._found = list(self._find()) if _all else []
         for place, sampler in self._found:
@@ -191,8 +192,8 @@ class Samplers:
             sampler._taken.begin(place, resumed=resumed)
 
     def step_made(self) -> list[str]:
-        """A step is complete; gives what is to be said. LoopError for a sampler that the program
-        reads ahead of its steps, DoesNotFit after a resume."""
+        """Note a complete step; return sentences to print. LoopError if the program reads a sampler
+        ahead of its steps, DoesNotFit after a resume."""
         return [
             sentence
             for place, sampler in self._found
@@ -202,14 +203,14 @@ class Samplers:
         ]
 
     def end(self) -> None:
-        """The loop is over; another training may go on with the samplers."""
+        """End the loop, so that another training may use the samplers."""
         for _, sampler in self._found:
             sampler._begun = False
             sampler._taken.end()
 
     def _find(self) -> Iterator[tuple[str, BatchSampler]]:
-        """Those whose position is saved: their own ``state_dict`` says it, or that of what holds
-        them."""
+        """The samplers whose position is saved, by their own ``state_dict`` or by that of an object
+        that holds them."""
         for values in self._states:
             with _looking() as reads:
                 _, blobs = state.capture_all(values)
@@ -229,9 +230,9 @@ def _looking() -> "Iterator[set[BatchSampler]]":
 
 
 def _begin(loader: Iterable[Batch]) -> Iterator[Batch]:
-    """An iterator whose making leaves torch's random numbers as they are.
+    """Make an iterator without changing torch's random numbers.
 
-    A DataLoader draws a seed for its workers when it begins, which a resumed run does once more.
+    A DataLoader draws a seed for its workers when it begins, and a resumed run would draw one more.
     """
     torch = sys.modules.get("torch")
     if torch is None:
