@@ -1,6 +1,5 @@
-"""The local cloud: the part of Compute Engine and its neighbours that a stack needs, on loopback.
+"""The local cloud: the parts of Compute Engine and its neighbours that a stack needs, on loopback.
 
-One process serves Compute, Storage, IAM and Resource Manager in the shape of the real ones, runs
-VMs as process trees and injects faults on demand. It knows startup scripts as files and the APIs
-as HTTP, and imports nothing of what it rehearses.
-"""
+One process serves Compute, Storage, IAM, Resource Manager and Secret Manager with the interfaces of
+the real ones, runs VMs as process trees, and injects planned faults. It uses startup scripts as
+files and the APIs over HTTP, and imports no code that it rehearses."""

@@ -19,7 +19,7 @@ from outlast.localcloud.server import serve
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with the exit code that every command of this project gives for bad usage."""
+    """argparse with this project's exit code for bad usage."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def options_of(args: argparse.Namespace) -> Options:
-    """Checked options; UsageError names the flag."""
+    """Checks and returns the options; raises UsageError that names the flag."""
     for flag, seconds in (("--notice-sec", args.notice_sec), ("--grace-sec", args.grace_sec)):
         if seconds < 0:
             raise UsageError(f"{flag} {seconds}: must not be negative")
@@ -98,7 +98,8 @@ def options_of(args: argparse.Namespace) -> Options:
 
 
 def _without_links(folder: Path) -> Path:
-    """The absolute path; that the folder itself is a link must stay to be seen."""
+    """The absolute path. Links above the folder are resolved, but a link at the folder itself is
+    kept, so that it is noticed."""
     whole = Path(os.path.abspath(folder))
     return whole.parent.resolve() / whole.name
 
@@ -114,7 +115,7 @@ def _pairs(flag: str, given: list[str], form: str) -> dict[str, str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command; the exit code."""
+    """Runs the command; returns the exit code."""
     args = parser().parse_args(argv)
     try:
         if args.command == "check":

@@ -1,9 +1,9 @@
-"""What the parts of the local cloud share, and what each of them is to the others.
+"""The shared state of the local cloud's parts, and their protocols.
 
 A service is one folder and one class: it answers routes, keeps its state in tables of
-`cloud.state`, and says what exists. `outlast.localcloud.server.SERVICES` lists them all. What one
-part asks of another is a protocol here, so that no part imports another one's inside.
-"""
+`cloud.state`, and lists what exists. `outlast.localcloud.server.SERVICES` lists all services. The
+interface of each part for the others is a protocol here, so that no part imports another part's
+internals."""
 
 import asyncio
 import hashlib
@@ -26,7 +26,7 @@ from outlast.localcloud.http.senders import Senders
 
 @dataclass(frozen=True)
 class Options:
-    """What `serve` was asked for."""
+    """The options of `serve`."""
 
     state: Path
     port: int = 0
@@ -36,11 +36,12 @@ class Options:
     guest_env: dict[str, str] = field(default_factory=dict)
     """Added to the environment of every guest."""
     notice_sec: float = 3.0
-    """From the `preempted` flag to SIGTERM; a template's own preemptionNoticeDuration of 0 wins."""
+    """Seconds from the `preempted` flag to SIGTERM; 0 if a template's preemptionNoticeDuration is
+    0."""
     grace_sec: float = 2.0
-    """From SIGTERM to SIGKILL."""
+    """Seconds from SIGTERM to SIGKILL."""
     guests: bool = True
-    """Whether VMs have processes; without, they boot and stop at once."""
+    """Whether VMs have processes; otherwise they boot and stop at once."""
     provider: bool = True
     parent_pid: int | None = None
 
@@ -49,108 +50,110 @@ class Service(Protocol):
     """One of Google's services. Only `routes` has no default."""
 
     def routes(self) -> list[BaseRoute]:
-        """What it answers. Handlers raise ApiError, check permissions by `cloud.authorize` or
+        """The routes. Handlers raise ApiError, check permissions with `cloud.authorize` or
         `cloud.policies`, and may be async or plain (threads)."""
         ...
 
     def audit(self) -> Entry:
-        """What exists, by kind: `{"buckets": […]}`."""
+        """Everything that exists, by kind: `{"buckets": […]}`."""
         return {}
 
     def set_switch(self, name: str, value: Any) -> None:
-        """Changes how the service behaves. KeyError: it has no such switch; ValueError: the value
-        is wrong."""
+        """Changes the behaviour of the service. Raises KeyError for an unknown switch, ValueError
+        for a wrong value."""
         raise KeyError(name)
 
     async def start(self) -> None:
-        """Takes up what `cloud.state` holds, and starts whatever runs by itself."""
+        """Loads the content of `cloud.state`, and starts the service's tasks."""
 
     async def stop(self) -> None:
-        """Ends everything that runs; the state stays."""
+        """Ends all tasks and processes; keeps the state."""
 
     async def reset(self) -> None:
-        """Forgets what is not in a table of `cloud.state`, which the cloud itself clears."""
+        """Forgets the state outside of the tables of `cloud.state`, which the cloud clears
+        itself."""
 
 
 class Permissions(Protocol):
-    """Policies, as other services ask for them: `outlast.localcloud.iam.policies.Policies`."""
+    """Policies, for other services: `outlast.localcloud.iam.policies.Policies`."""
 
     def permits(self, caller: Caller, permission: str, target: Target, *resources: str) -> bool:
         """Whether the policies of the project and of these resources grant the permission."""
         ...
 
     def require(self, caller: Caller, permission: str) -> None:
-        """ApiError 403 unless the caller has the permission on the project."""
+        """Raises ApiError 403 unless the caller has the permission on the project."""
         ...
 
     def held(
         self, caller: Caller, permissions: Iterable[str], target: Target, *resources: str
     ) -> list[str]:
-        """Those of the permissions that the caller has."""
+        """The permissions among these that the caller has."""
         ...
 
     def read(self, resource: str, version: int) -> Entry:
-        """A resource's policy as a reader of this version sees it."""
+        """A resource's policy as shown to a reader that requests this version."""
         ...
 
     def kept(self, resource: str) -> Entry:
-        """A resource's policy as it is kept; empty if it has none."""
+        """A resource's stored policy; empty if it has none."""
         ...
 
     def write(self, resource: str, policy: Any, *, initial: bool = False) -> None:
-        """Replaces a policy; ApiError if it is wrong or its etag is stale."""
+        """Checks and replaces a policy; raises ApiError if it is wrong or its etag is stale."""
         ...
 
     def drop(self, resource: str) -> None:
-        """Forgets the policy of a resource that is gone."""
+        """Forgets the policy of a deleted resource."""
         ...
 
 
 class Objects(Protocol):
-    """What others ask of Cloud Storage: `outlast.localcloud.storage.service.Storage`."""
+    """Cloud Storage, for other parts: `outlast.localcloud.storage.service.Storage`."""
 
     def content(self, bucket: str, name: str) -> bytes | None:
-        """The bytes of an object as it is now; None if it does not exist."""
+        """The current bytes of an object; None if it does not exist."""
         ...
 
     def session_object(self, upload_id: str) -> str | None:
-        """The name of the object that a resumable upload is of."""
+        """The name of a resumable upload's object; None if unknown."""
         ...
 
     def apply_lifecycle(self, at: float) -> list[Entry]:
-        """Does what the buckets' lifecycle rules ask for at a moment; what was done."""
+        """Applies the buckets' lifecycle rules as of a moment; returns the changes."""
         ...
 
 
 class Machines(Protocol):
-    """What others ask of Compute Engine: `outlast.localcloud.compute.service.Compute`."""
+    """Compute Engine, for other parts: `outlast.localcloud.compute.service.Compute`."""
 
     def caller(self, token: str) -> Caller | None:
-        """The VM that holds this metadata server's token; None for any other token."""
+        """The VM to which its metadata server gave this token; None if there is none."""
         ...
 
     def sender(self, inode: int) -> Caller | None:
-        """The VM of which a process has this socket open; None if none has."""
+        """The VM with a process that has this socket open; None if there is none."""
         ...
 
     def vms(self) -> list[Entry]:
-        """[{name, id, group, zone, status, pid, boots, started}] of what exists."""
+        """The VMs: [{name, id, group, zone, status, pid, pids, boots, started}]."""
         ...
 
     async def kill(self, name: str) -> None:
-        """SIGKILL of the VM's whole process tree: its host has vanished. KeyError: no such VM."""
+        """Kills the VM's whole process tree with SIGKILL, as if its host vanished. Raises KeyError
+        for an unknown name."""
         ...
 
     async def preempt(self, name: str) -> None:
-        """Starts a preemption (flag, notice, SIGTERM, SIGKILL); returns at the flag."""
+        """Starts a preemption (flag, notice, SIGTERM, SIGKILL); returns when the flag is set."""
         ...
 
     async def freeze(self, name: str) -> None:
-        """SIGSTOP of the whole process tree."""
+        """Sends SIGSTOP to the VM's whole process tree."""
         ...
 
     async def thaw(self, name: str) -> None:
-        """SIGCONT of the whole process tree."""
+        """Sends SIGCONT to the VM's whole process tree."""
         ...
 
     def set_switch(self, name: str, value: Any) -> None:
@@ -158,7 +161,7 @@ class Machines(Protocol):
         ...
 
     def changed(self) -> None:
-        """Does what has become due: the clock or a limit has changed."""
+        """Does what is due, after a change of the clock or a limit."""
         ...
 
 
@@ -170,48 +173,49 @@ class Faults(Protocol):
         ...
 
     def add(self, document: Entry, applies: Callable[[RequestFacts], bool] | None = None) -> str:
-        """Adds a rule, which may hit the requests that `applies` holds for; its id."""
+        """Adds a rule for the requests that `applies` accepts; returns its id."""
         ...
 
     def remove(self, rule_id: str) -> bool:
-        """Whether there was such a rule."""
+        """Removes a rule; returns whether it existed."""
         ...
 
 
 class Director(Protocol):
-    """The scenario in force: `outlast.localcloud.scenarios.director.ScenarioDirector`."""
+    """The active scenario: `outlast.localcloud.scenarios.director.ScenarioDirector`."""
 
     def install(self, scenario: Any, target: str = "") -> None:
-        """Puts a scenario in force, for the experiment `target` or for all."""
+        """Starts a scenario, for the experiment `target` or for all."""
         ...
 
     @property
     def playing(self) -> bool:
-        """Whether a scenario is in force."""
+        """Whether a scenario is active."""
         ...
 
     def trying(self, properties: Mapping[str, Any]) -> None:
-        """A VM of these properties is about to be created."""
+        """Notes that a VM of these properties is about to be created."""
         ...
 
     def booting(self, instance: Any) -> Entry:
-        """A VM is about to boot: what `vm.hypervisor.Machine` has to have for it."""
+        """Notes that a VM is about to boot; returns extra fields of its `vm.machine.Machine`."""
         ...
 
     def on_report(self, instance_id: str, event: str) -> None:
-        """The hypervisor says that a VM is running, stopping or has exited."""
+        """Notes that a VM is running, is stopping or has exited."""
         ...
 
     def notice(self, instance_id: str) -> tuple[float | None, float | None]:
-        """Seconds of notice and grace of a VM's preemption, if the scenario says them."""
+        """Seconds of notice and grace of a VM's preemption; None if the scenario does not set
+        them."""
         ...
 
     def bound(self, keys: Iterable[tuple[str, ...]]) -> None:
-        """Members have got roles that they had not."""
+        """Notes that members were granted new roles."""
         ...
 
     def in_force(self, key: tuple[str, ...], caller: Caller) -> bool:
-        """Whether a binding works already for the VM that asks."""
+        """Whether a binding is already effective for the VM that sends a request."""
         ...
 
     def is_cut_off(self, call: RequestFacts) -> bool:
@@ -219,18 +223,17 @@ class Director(Protocol):
         ...
 
     def watch(self, call: RequestFacts, app: ASGIApp) -> ASGIApp:
-        """The app, with the moments of a VM's request noticed on the way."""
+        """The app, which also notices the moments of a VM's request."""
         ...
 
 
 class Cloud:
-    """What the parts share. Everything runs on one asyncio loop unless it says otherwise.
+    """The shared state of the parts. Everything runs on one asyncio loop unless stated otherwise.
 
-    `outlast.localcloud.server.assemble` sets the parts.
-    """
+    `outlast.localcloud.server.assemble` sets the parts."""
 
     services: dict[str, Service]
-    """By name, in the order in which they start and are reset."""
+    """Services by name, in the order in which they start and are reset."""
     senders: Senders
     policies: Permissions
     storage: Objects
@@ -251,19 +254,19 @@ class Cloud:
         self.failure: BaseException | None = None
 
     def caller(self, request: Request) -> Caller:
-        """The sender of a request; ApiError 401 or 403 if it cannot be known or let in."""
+        """The sender of a request; raises ApiError 401 or 403 if it is unknown or not admitted."""
         return self.senders.caller(request)
 
     def authorize(self, request: Request, permission: str) -> None:
-        """ApiError 403 unless the sender has the permission on the project."""
+        """Raises ApiError 403 unless the sender has the permission on the project."""
         self.policies.require(self.caller(request), permission)
 
     def stop(self) -> None:
-        """Makes `serve` end as a signal does."""
+        """Makes `serve` end, as a signal does."""
         self.stopping.set()
 
     def fail(self, error: BaseException) -> None:
-        """Makes `serve` end with the error of a part of the cloud, and its trace."""
+        """Makes `serve` end with the error of a part of the cloud; prints its traceback."""
         traceback.print_exception(error)
         self.failure = self.failure or error
         self.stop()

@@ -1,4 +1,4 @@
-"""The control API, `/_local/…`: what a rehearsal does to the cloud, not what a stack asks of it."""
+"""The control API, `/_local/…`: the calls of a rehearsal, not those of a stack."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -21,7 +21,7 @@ from outlast.localcloud.scenarios.scenario import ScenarioError, check
 
 
 class Control:
-    """Routes to look at the cloud and to do it harm."""
+    """Routes that inspect the cloud and inject faults."""
 
     def __init__(self, cloud: Cloud, faults: FaultLayer, director: ScenarioDirector) -> None:
         self._cloud = cloud
@@ -29,7 +29,7 @@ class Control:
         self._director = director
 
     def routes(self) -> list[BaseRoute]:
-        """Everything below /_local."""
+        """The routes below /_local."""
         return [
             Route("/_local/vms", self._list_vms, methods=["GET"]),
             Route("/_local/vms/{name}/{verb}", self._act_on_vm, methods=["POST"]),
@@ -88,7 +88,7 @@ class Control:
         return JSONResponse(self._director.shown())
 
     async def _play_scenario(self, request: Request) -> Response:
-        """The body is a scenario's document, or {document, target}."""
+        """Starts a scenario. The body is its document, or {document, target}."""
         body = await read_json(request)
         target = ""
         if "document" in body:
@@ -107,7 +107,7 @@ class Control:
         return JSONResponse({})
 
     async def _apply_lifecycle(self, request: Request) -> Response:
-        """The buckets' lifecycle rules as at `at`, a time in RFC 3339; by default now."""
+        """Applies the buckets' lifecycle rules as of `at`, a time in RFC 3339; by default now."""
         body = await read_json(request)
         at = body.get("at", to_rfc3339(time.time()))
         try:
@@ -138,14 +138,14 @@ class Control:
         raise KeyError(name)
 
     async def _audit(self, request: Request) -> Response:
-        """Everything that exists in the cloud, over all services."""
+        """Lists everything that exists, over all services."""
         found: Entry = {}
         for service in self._cloud.services.values():
             found |= service.audit()
         return JSONResponse(found)
 
     async def _reset(self, request: Request) -> Response:
-        """Ends every VM and forgets everything but the events."""
+        """Ends every VM and forgets everything except the events."""
         self._director.clear()
         self._faults.clear()
         for service in self._cloud.services.values():

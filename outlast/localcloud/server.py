@@ -1,4 +1,4 @@
-"""The local cloud's process: puts the services together and serves them on loopback."""
+"""The local cloud's process: assembles the services and serves them on loopback."""
 
 import asyncio
 import ctypes
@@ -48,7 +48,7 @@ SERVICES: Mapping[str, Callable[[Cloud], Service]] = {
     "iam": Iam,
     "secrets": SecretManager,
 }
-"""Every service, in the order in which they start and are reset."""
+"""All services, in the order in which they start and are reset."""
 HOST = "127.0.0.1"
 ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 PROVIDER_START_SEC = 60.0
@@ -63,7 +63,7 @@ def assemble(
     base_url: str,
     services: Mapping[str, Callable[[Cloud], Service]] = SERVICES,
 ) -> tuple[Cloud, ASGIApp]:
-    """A cloud with its services, and the app that answers for them; anything else is 501.
+    """A cloud with its services, and the app that answers for them; other paths get a 501.
 
     `base_url` is `http://127.0.0.1:PORT`.
     """
@@ -92,7 +92,7 @@ async def _refuse(request: Request) -> Response:
 
 
 async def _own_fault(request: Request, error: Exception) -> Response:
-    """Beside this answer the traceback goes to the log of the process that started the cloud."""
+    """Answers 500; the traceback goes to the log of the process that started the cloud."""
     return ApiError(500, f"{request.method} {request.url.path}: {type(error).__name__}").response()
 
 
@@ -101,7 +101,7 @@ async def _answer_nobody(request: Request, error: Exception) -> Response:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the cloud has its own."""
+    """uvicorn without its signal handlers, because the cloud has its own."""
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()
@@ -118,13 +118,13 @@ def serve(
     """
     if options.parent_pid is not None and not _alive(options.parent_pid):
         raise UsageError(f"--parent-pid {options.parent_pid}: no such process")
-    os.umask(0o077)  # what the cloud keeps, secrets among it, is its owner's alone
+    os.umask(0o077)  # only the owner may read the state, which includes secrets
     with claim(options.state), _listen(options.port) as listener:
         asyncio.run(_serve(options, scenario, services, listener))
 
 
 def _listen(port: int) -> socket.socket:
-    # asyncio turns Nagle's algorithm off only if the protocol is named.
+    # asyncio turns off Nagle's algorithm only if the protocol is given.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -152,7 +152,7 @@ async def _serve(
     config = uvicorn.Config(
         app,
         http=Protocol,
-        proxy_headers=False,  # a header must not say who the sender is
+        proxy_headers=False,  # a header must not set the sender
         ws="none",
         lifespan="off",
         log_level="warning",
@@ -185,7 +185,7 @@ async def _serve(
     finally:
         endpoint.unlink(missing_ok=True)
         watching.cancel()
-        # VMs first: the last requests of a dying guest may still be answered.
+        # VMs first, so that the last requests of a stopping guest can still be answered.
         for service in cloud.services.values():
             await service.stop()
         if provider:
@@ -226,7 +226,7 @@ async def _wait_for_end(
 
 
 async def _watch_parent(cloud: Cloud) -> None:
-    """Stops the cloud once the process that wanted it is gone."""
+    """Stops the cloud after the end of the process that started it."""
     pid = cloud.options.parent_pid
     while pid is not None and _alive(pid):
         await asyncio.sleep(PARENT_POLL_SEC)
@@ -245,7 +245,8 @@ def _alive(pid: int) -> bool:
 
 
 async def _start_provider(cloud: Cloud) -> tuple[asyncio.subprocess.Process, int | None]:
-    """Starts the engine's provider adapter and waits for its port, or until the cloud stops."""
+    """Starts the engine's provider adapter and waits for its port. The port is None if the cloud
+    stops first. Raises RehearsalError."""
     with tempfile.TemporaryDirectory(prefix="provider-", dir=cloud.options.state) as folder:
         ready = Path(folder) / "ready"
         process = await asyncio.create_subprocess_exec(
@@ -255,7 +256,7 @@ async def _start_provider(cloud: Cloud) -> tuple[asyncio.subprocess.Process, int
             stdout=asyncio.subprocess.DEVNULL,
             cwd=Path(__file__).parents[2],
             preexec_fn=_die_with_parent,
-            start_new_session=True,  # Ctrl-C in a terminal is the cloud's to answer
+            start_new_session=True,  # the cloud handles Ctrl-C in a terminal
         )
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PROVIDER_START_SEC
@@ -280,7 +281,7 @@ async def _start_provider(cloud: Cloud) -> tuple[asyncio.subprocess.Process, int
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """SIGTERM, then SIGKILL for a process that does not go."""
+    """Ends a process with SIGTERM, and with SIGKILL if it does not end."""
     if process.returncode is not None:
         return
     with suppress(ProcessLookupError):
@@ -293,5 +294,5 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def _die_with_parent() -> None:
-    """In the child: SIGKILL when the cloud dies, however it dies."""
+    """Runs in the child: lets the kernel kill it when the cloud ends in any way."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

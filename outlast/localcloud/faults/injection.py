@@ -1,4 +1,4 @@
-"""What a rule does to one request."""
+"""The effect of a fault rule on one request."""
 
 import asyncio
 import socket
@@ -28,7 +28,7 @@ def reset_connection(scope: Scope) -> None:
 
 
 class Injection:
-    """One request that a rule has hit."""
+    """One request for which a rule fires."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class Injection:
         self._source = receive
         self._send = send
         self._received = False
-        """The request has been read to its end."""
+        """Whether the request has been read to its end."""
         self._injected = False
         self._cut = False
-        """The client gets nothing more from the app."""
+        """Whether the client gets nothing more from the app."""
         self._answering = False
         self._status = 0
-        """Of the app's answer, once it has begun."""
+        """The status of the app's answer, once it has started."""
 
     async def _receive(self) -> Message:
         message = await self._source()
@@ -68,7 +68,7 @@ class Injection:
         await self._send(await self._paced(message))
 
     async def _paced(self, message: Message) -> Message:
-        """The message, once the time that its bytes take has passed."""
+        """Returns the message after the time that its bytes take at the rule's rate."""
         if rate := self._rule.do.bytes_per_sec:
             await asyncio.sleep(len(message.get("body", b"")) / rate)
         return message
@@ -83,7 +83,7 @@ class Injection:
             await self._run_mid_body()
 
     async def _inject(self) -> bool:
-        """Does what the rule says; whether the request continues."""
+        """Applies the rule; returns whether the request continues."""
         self._injected = True
         do = self._rule.do
         self._cloud.events.write(
@@ -107,7 +107,7 @@ class Injection:
             self._reset()
         elif do.status:
             self._cut = True
-            if self._answering:  # part of an answer is out: only the connection can end it now
+            if self._answering:  # part of an answer was sent: only a reset can end it
                 self._reset()
             else:
                 await self._answer(do.status)
@@ -146,7 +146,7 @@ class Injection:
         reset_connection(self._scope)
 
     async def _answer(self, status: int) -> None:
-        # The whole request is read first: a client in mid-send would see a reset instead.
+        # The whole request is read first: a client that still sends would see a reset instead.
         while not self._received:
             await self._receive()
         headers = {}

@@ -22,29 +22,29 @@ PEEK_BYTES = 64 * 1024
 
 
 class FaultLayer:
-    """Knows the rules, and applies them to the requests of an app."""
+    """Holds the rules, and applies them to the requests of an app."""
 
     def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
         self._rules: dict[str, Rule] = {}
 
     def add(self, document: Entry, applies: Callable[[RequestFacts], bool] | None = None) -> str:
-        """Adds a rule, or replaces the one of the same id; returns the id. `applies` says which
-        requests it may hit at all."""
+        """Adds a rule, or replaces the one with the same id; returns the id. `applies` restricts
+        the requests that it may count and hit."""
         rule = Rule.of(document)
         rule.applies = applies
         self._rules[rule.id] = rule
         return rule.id
 
     def remove(self, rule_id: str) -> bool:
-        """Whether there was such a rule."""
+        """Removes a rule; returns whether it existed."""
         return self._rules.pop(rule_id, None) is not None
 
     def clear(self) -> None:
         self._rules.clear()
 
     def shown(self) -> list[Entry]:
-        """The rules as they were given, with id, seen and fired, and what became of stalls."""
+        """The rules as they were given, with id, seen, fired, and the state of stalled requests."""
         return [
             {
                 **rule.document,
@@ -64,7 +64,7 @@ class FaultLayer:
         ]
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
-        """The app with the rules applied to every request but the control API's."""
+        """The app with the rules applied to every request except those of the control API."""
 
         async def apply(scope: Scope, receive: Receive, send: Send) -> None:
             director = self._cloud.director
@@ -114,7 +114,7 @@ class FaultLayer:
 
 
 async def _peek_name(receive: Receive) -> tuple[str | None, Receive]:
-    """The `name` of an upload's metadata, and a receive that still gives the whole body."""
+    """The `name` in an upload's metadata, and a receive that still returns the whole body."""
     kept: list[Message] = []
     head = b""
     name = None
@@ -135,7 +135,7 @@ async def _peek_name(receive: Receive) -> tuple[str | None, Receive]:
 
 
 def _name_in(head: bytes) -> str | None:
-    """The name in the first JSON object of an upload's body, once all of it is there."""
+    """The name in the first JSON object of an upload's body; None until the object is complete."""
     start = head.find(b"{")
     if start < 0:
         return None

@@ -35,7 +35,7 @@ from outlast.localcloud.http.request_facts import RequestFacts
 
 
 class Match(Part):
-    """Which requests a rule counts, and which of those it hits."""
+    """The requests that a rule counts, and those of them that it hits."""
 
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] | None = None
     path: Pattern | None = None
@@ -46,7 +46,7 @@ class Match(Part):
 
 
 class Actions(Part):
-    """What a rule does."""
+    """The actions of a rule."""
 
     status: Annotated[int, Field(ge=400, le=599)] | None = None
     retry_after_sec: Sec | None = None
@@ -69,7 +69,7 @@ class Actions(Part):
 
 
 class FaultRule(Part):
-    """A rule as it is written."""
+    """A rule, as written in JSON."""
 
     id: str | None = None
     match: Match = Match()
@@ -87,16 +87,16 @@ class FaultRule(Part):
 
 @dataclass
 class Stall:
-    """A request that was left hanging."""
+    """A request that got no answer."""
 
     call: RequestFacts
     waited_sec: float | None = None
-    """How long its sender waited before it gave up; None: it still waits."""
+    """Seconds that its sender waited before it gave up; None if it still waits."""
     again: bool = False
-    """Whether the same VM has asked for the same since."""
+    """Whether the same VM has repeated the request since."""
 
     def sees(self, call: RequestFacts) -> None:
-        """Another request has come."""
+        """Checks whether another request repeats this one."""
         hung = self.call
         same = call.object == hung.object if hung.object else call.subjects == hung.subjects
         sender = (call.method, call.vm, call.instance) == (hung.method, hung.vm, hung.instance)
@@ -116,11 +116,11 @@ class Rule:
     stalls: list[Stall] = field(default_factory=list)
     document: Entry = field(default_factory=dict)
     applies: Callable[[RequestFacts], bool] | None = None
-    """Which requests it may hit at all; None: any."""
+    """Whether it may count and hit a request; None: all."""
 
     @classmethod
     def of(cls, document: Entry) -> "Rule":
-        """From JSON; ApiError 400 says what is wrong with it."""
+        """Creates a rule from JSON; raises ApiError 400 with the first mistake."""
         try:
             written = FaultRule.model_validate(document)
         except ValidationError as error:
@@ -134,7 +134,7 @@ class Rule:
         )
 
     def matches(self, call: RequestFacts) -> bool:
-        """Whether the request is one of those that the rule counts."""
+        """Whether the rule counts the request."""
         wanted = self.match
         if wanted.method and wanted.method != call.method:
             return False
@@ -147,7 +147,7 @@ class Rule:
         return not wanted.object or re.search(wanted.object, call.object or "") is not None
 
     def take(self) -> bool:
-        """Counts one match; whether this one fires."""
+        """Counts one match; returns whether the rule fires."""
         self.seen += 1
         if self.seen < self.match.nth or (self.match.count and self.fired >= self.match.count):
             return False

@@ -1,1 +1,1 @@
-"""What holds for every request: its sender, and whether its body and query fit Google's API."""
+"""Rules for every request: who sends it, and whether its body and query fit Google's API."""

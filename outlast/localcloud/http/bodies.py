@@ -1,4 +1,4 @@
-"""The JSON that clients send, and what its answers share."""
+"""Reads the JSON that clients send, with helpers for answers."""
 
 import base64
 import hashlib
@@ -13,12 +13,12 @@ from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.base.state import Entry
 
 HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
-"""What may be half a character: JSON can say it, and UTF-8 cannot."""
+"""An escape that may be half a surrogate pair, which JSON allows and UTF-8 does not."""
 
 
 def parse_object(raw: bytes, what: str = "body") -> Entry:
-    """A JSON object; {} for nothing, ApiError 400 for anything else, numbers and text that JSON's
-    readers cannot hold included."""
+    """Parses a JSON object; {} for an empty text. Raises ApiError 400 for anything else, including
+    numbers and text that JSON readers cannot hold."""
     if not raw.strip():
         return {}
     try:
@@ -33,12 +33,13 @@ def parse_object(raw: bytes, what: str = "body") -> Entry:
 
 
 async def read_json(request: Request) -> Entry:
-    """The request's JSON object; {} for none, ApiError 400 for anything else."""
+    """Reads the request's JSON object; {} for an empty body. Raises ApiError 400."""
     return parse_object(await request.body())
 
 
 def snake_to_camel(name: str) -> str:
-    """`included_permissions` as `includedPermissions`; field masks come in either form."""
+    """Converts `included_permissions` to `includedPermissions`; field masks may have either
+    form."""
     first, *rest = name.strip().split("_")
     return first + "".join(word.capitalize() for word in rest)
 

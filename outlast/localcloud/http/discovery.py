@@ -1,8 +1,7 @@
-"""Holds requests and answers to Google's own discovery documents: an unknown field is a 400.
+"""Checks requests and answers against Google's own discovery documents: an unknown field is a 400.
 
-A method of an API is found by its HTTP method and its path, whatever the path's placeholders are
-called; the document then says what the body, the query and the answer look like.
-"""
+A method is found by its HTTP method and path, whatever the names of the path's placeholders. The
+document describes its body, query and answer."""
 
 import functools
 import json
@@ -15,14 +14,14 @@ from typing import Any
 from outlast.localcloud.base.errors import ApiError
 
 PLACEHOLDER = re.compile(r"\{[^}]*\}")
-# What a JSON value of each discovery type may be; int64 and numbers may come as strings.
+# The Python types of each discovery type in a request; int64 and numbers may be strings.
 TYPES: dict[str, tuple[type, ...]] = {
     "string": (str, int, float),
     "integer": (int, str),
     "number": (int, float, str),
     "boolean": (bool,),
 }
-# In an answer there is one form for each.
+# In an answer, each type has only one form.
 ANSWER_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -42,8 +41,8 @@ PROTO_TYPES = {
     **{"integer": "TYPE_INT32", "number": "TYPE_DOUBLE", "boolean": "TYPE_BOOL"},
 }
 RANGES = {"int32": (-(2**31), 2**31 - 1), "uint32": (0, 2**32 - 1)}
-# Query parameters that every method takes; the last is in some editions of the document of v1 and
-# not in others, and older clients send it with every list.
+# Query parameters of every method. Only some editions of the v1 document have the last one, and
+# older clients send it with every list.
 COMMON_QUERY = frozenset(
     {"alt", "fields", "key", "prettyPrint", "quotaUser", "userProject", "returnPartialSuccess"}
 )
@@ -56,7 +55,7 @@ class Method:
     api: str
     id: str
     request: str | None
-    """Name of the body's schema; None if there is no body."""
+    """Name of the body's schema; None without a body."""
     response: str | None
     parameters: Mapping[str, Any]
 
@@ -75,7 +74,8 @@ class Method:
                 _check_query_value(name, known, value)
 
     def check_body(self, body: Any) -> None:
-        """Raises ApiError 400 if the body does not fit; nothing is expected of no body."""
+        """Raises ApiError 400 if the body does not fit its schema; a method without a schema
+        accepts any."""
         if self.request is None:
             return
         if self.needs_body and not body:
@@ -84,7 +84,7 @@ class Method:
         _Checker(_document(self.api)["schemas"], needs).check({"$ref": self.request}, body, "")
 
     def check_answer(self, content: Any) -> None:
-        """Raises AssertionError if the answer is not as the document says."""
+        """Raises AssertionError if the answer does not fit the document."""
         if self.response is None:
             assert content in (None, {}), f"{self.id} answers nothing"
             return
@@ -92,7 +92,7 @@ class Method:
 
     @property
     def needs_body(self) -> bool:
-        """Whether the API refuses a call without one."""
+        """Whether the API refuses a call without a body."""
         return self.api.startswith("compute") and self.id.endswith((".insert", ".patch", ".update"))
 
 
@@ -100,8 +100,7 @@ class Method:
 def method(api: str, http_method: str, path: str) -> Method:
     """The method at a path below the API's base address, such as `projects/{project}/zones`.
 
-    KeyError: the document has no such method.
-    """
+    Raises KeyError if the document has no such method."""
     try:
         found = _methods(api)[http_method, PLACEHOLDER.sub("{}", path)]
     except KeyError:
@@ -125,7 +124,8 @@ def check_body(api: str, schema: str, body: Any) -> None:
 
 
 def check_answer(api: str, schema: str, content: Any) -> None:
-    """Raises AssertionError if an answer does not fit the schema in every value's own form."""
+    """Raises AssertionError if an answer does not fit the schema, including the form of each
+    value."""
     for problem in _problems(_document(api)["schemas"], {"$ref": schema}, content, schema):
         raise AssertionError(problem)
 
@@ -155,7 +155,7 @@ def _methods(api: str) -> dict[tuple[str, str], Any]:
 
 
 def _bad_request(message: str, path: str = "") -> ApiError:
-    """How Google's front end refuses what it cannot read into the method's message."""
+    """The refusal of Google's front end for a request that it cannot convert."""
     violation = {"description": message, **({"field": path} if path else {})}
     detail = {
         "@type": "type.googleapis.com/google.rpc.BadRequest",
@@ -184,7 +184,8 @@ def _check_query_value(name: str, schema: Mapping[str, Any], value: str) -> None
 
 
 class _Checker:
-    """A body against a schema. `method` brings in which fields that method needs."""
+    """Checks a body against a schema. With `method`, also checks the fields that this method
+    requires."""
 
     def __init__(self, schemas: dict[str, Any], method: str = "") -> None:
         self._schemas = schemas
@@ -215,7 +216,7 @@ class _Checker:
             inner = f"{path}.{key}" if path else key
             known = properties.get(key, extra)
             if known is None and item is None:
-                continue  # a name that stands for nothing passes, known or not
+                continue  # a null passes, even with an unknown name
             if known is None:
                 at = _proto_path(path)
                 where = f" at '{at}'" if path else ""
@@ -233,12 +234,12 @@ class _Checker:
 
 
 def _resource(path: str) -> str:
-    """A field as the API's own checks call it, below `resource`."""
+    """The name of a field in the API's own messages: below `resource`."""
     return f"resource.{path}" if path else "resource"
 
 
 def _proto_path(path: str) -> str:
-    """A field as the front end calls it, which knows messages and not JSON."""
+    """The name of a field in the front end's messages, which use protocol buffer names."""
     return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", path).lower()
 
 
@@ -288,7 +289,7 @@ def _shown(value: Any) -> str:
 def _problems(
     schemas: dict[str, Any], schema: dict[str, Any], value: Any, path: str
 ) -> Iterator[str]:
-    """What of an answer is not as its schema says."""
+    """Yields the differences between an answer and its schema."""
     if "$ref" in schema:
         schema = schemas[schema["$ref"]]
     kind = schema.get("type", "any")

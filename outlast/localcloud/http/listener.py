@@ -1,4 +1,4 @@
-"""Connections of the local cloud: who is at their other end, and what holds for every request."""
+"""Connections of the local cloud: identifies their other end, and checks every request."""
 
 import asyncio
 import json
@@ -20,17 +20,17 @@ from outlast.localcloud.http.senders import Senders
 
 NAMES = ("127.0.0.1", "localhost")
 MAX_BODY_BYTES = 10 << 20
-"""Of a request's body that is not an object's bytes."""
+"""Most bytes of a request's body, except an object's bytes."""
 MAX_HEAD_BYTES = 64 << 10
-"""Of a request's line and headers together."""
+"""Most bytes of a request's line and headers together."""
 CORK_BYTES = 16 << 10
 STRANGER_SEC = 5.0
-"""How long another user's connection is kept."""
+"""Seconds that another user's connection is kept."""
 
 
 class Listener:
-    """What holds for every request: it comes from the owner or a VM and from no web page, the
-    control API is for the owner alone, and bodies that are kept in memory have a limit."""
+    """Checks every request: it must come from the owner or a VM, not from a web page; only the
+    owner may use the control API; and bodies that are kept in memory are limited."""
 
     def __init__(self, senders: Senders, app: ASGIApp, port: int) -> None:
         self._senders = senders
@@ -65,7 +65,8 @@ class Listener:
 
 
 def _is_kept(request: Request) -> bool:
-    """Whether the body is not an object's bytes, which go to the disk as they come."""
+    """Whether the body is kept in memory. An object's bytes are not: they go to the disk as they
+    arrive."""
     query = request.query_params
     if "upload_id" in query:
         return request.method != "PUT"
@@ -92,8 +93,8 @@ def _too_large() -> ApiError:
 
 
 class _Corked:
-    """A connection's transport that sends an answer's head and a small body in one piece: two
-    calls of the system, and two turns of the client, cost more than all else of a small answer."""
+    """A transport that sends an answer's head and a small body in one piece. Two system calls, and
+    two reads by the client, would cost more than the rest of a small answer."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -107,7 +108,7 @@ class _Corked:
         if not self._held:
             self._loop.call_soon(self._flush)
         self._held += data
-        if len(self._held) > CORK_BYTES:  # then the sender waits for the client to take it
+        if len(self._held) > CORK_BYTES:  # then the sender waits until the client has read it
             self._flush()
 
     def _flush(self) -> None:
@@ -125,10 +126,10 @@ class _Corked:
 
 
 class Protocol(H11Protocol):
-    """Gives a request its connection: `transport` and what is known of it, in `scope["state"]`.
+    """Puts a request's connection into `scope["state"]`: `transport`, and `connection` for facts
+    about it.
 
-    `connection` there begins with `far`, the socket at the other end (None: it has gone).
-    """
+    At first `connection` holds only `far`, the socket at the other end; None if that is closed."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         corked: Any = _Corked(transport)
@@ -140,17 +141,19 @@ class Protocol(H11Protocol):
             self.loop.call_later(STRANGER_SEC, self._end_stranger)
 
     def _end_stranger(self) -> None:
-        """Connections are limited: one that no VM has and that is not the owner's takes none."""
+        """Closes a connection that belongs neither to a VM nor to the owner: connections are
+        limited."""
         if "sender" not in self._known:
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Called while the error of what is not a request is handled; it knows the status."""
-        if self.cycle and not self.cycle.response_complete:  # a body went bad under its request
-            self.cycle.disconnected = True  # whose own answer would be a second one
+        """Answers bytes that are not a request. Called while that error is handled, which has the
+        status."""
+        if self.cycle and not self.cycle.response_complete:  # the error is in a request's body
+            self.cycle.disconnected = True  # its own answer would be a second one
             self.cycle.message_event.set()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.abort()  # part of another answer is out
+            self.transport.abort()  # part of another answer was sent
             return
         status = getattr(sys.exc_info()[1], "error_status_hint", 400)
         body = json.dumps(ApiError(status, msg).body()).encode()

@@ -1,9 +1,8 @@
-"""Who is at the other end of a loopback connection.
+"""Finds the process at the other end of a loopback connection.
 
-The kernel knows the far end's socket by its inode, and the user who made it. The process that has
-that socket open is the sender. The kernel is asked for the one connection; only if it cannot be
-asked its whole table is read, which may take 40 ms on a machine with much memory.
-"""
+The kernel knows the far end's socket by its inode, and the user who created it. The process that
+has this socket open is the sender. The kernel is asked about the one connection. Only if that is
+impossible, its whole table is read, which may take 40 ms on a machine with much memory."""
 
 import errno
 import functools
@@ -19,11 +18,11 @@ from typing import NamedTuple, Protocol
 Address = tuple[str, int]
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
-"""A client may reach an IPv4 address over an IPv6 socket; that is in the second table."""
+"""A client may use an IPv6 socket for an IPv4 address; the second table lists it."""
 MAPPED = f"{'0' * 16}{int.from_bytes(bytes.fromhex('0000ffff'), byteorder):08X}"
-"""What stands before an IPv4 address in the second table."""
+"""The prefix of an IPv4 address in the second table."""
 CONNECTING, LISTENING = 2, 10
-# The table is read in pieces while connections come and go: one look may miss a line.
+# The table changes while it is read in pieces, so one read may miss a line.
 LOOKS = 3
 
 NETLINK_SOCK_DIAG = 4
@@ -48,14 +47,14 @@ class Socket(NamedTuple):
 
     inode: int
     uid: int
-    """The user who made it."""
+    """The user who created it."""
 
 
 class Connection(Protocol):
-    """The near end, as `socket.socket` and asyncio's transports have it."""
+    """The near end, as `socket.socket` and asyncio's transports implement it."""
 
     def getpeername(self) -> Address:
-        """The far address; OSError once the connection has been reset."""
+        """The far address; OSError after a reset of the connection."""
         ...
 
     def getsockname(self) -> Address:
@@ -66,9 +65,8 @@ class Connection(Protocol):
 def far_end(connection: Connection) -> Socket | None:
     """The socket at the far end of an accepted connection; None if its process has closed it.
 
-    Never that of a later connection that got the same port: while ours lasts no other can have
-    its addresses, and after the look it still has to be there.
-    """
+    It is never that of a later connection with the same port: no other connection can have these
+    addresses while this one exists, and it must still exist after the look."""
     try:
         found = far_socket(connection.getpeername(), connection.getsockname())
         connection.getpeername()
@@ -78,13 +76,13 @@ def far_end(connection: Connection) -> Socket | None:
 
 
 def far_socket(far: Address, near: Address) -> Socket | None:
-    """The far end's socket by both addresses (IPv4); None if no process has one."""
+    """The far end's socket by both addresses (IPv4); None if no process has it open."""
     found = _ask(far, near) if _answers() else _look_up(far, near)
     return found if found and found.inode else None
 
 
 def listening_sockets(host: str) -> set[int]:
-    """The inodes of the sockets that listen at an address, on any port."""
+    """The inodes of the sockets that listen on an address, on any port."""
     wanted = {prefix + _text(host) for prefix in ("", MAPPED)}
     return {
         int(fields[9])
@@ -109,7 +107,7 @@ def has_open(pids: Iterable[int], inode: int) -> bool:
 
 
 def _ask(far: Address, near: Address) -> Socket | None:
-    """OSError if the kernel cannot be asked."""
+    """Asks the kernel; raises OSError if that is impossible."""
     ends = ENDS.pack(far[1], near[1], _packed(far), _packed(near))
     question = QUESTION.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 0, ALL_STATES)
     question += ends + bytes(4) + NO_COOKIE
@@ -124,7 +122,7 @@ def _ask(far: Address, near: Address) -> Socket | None:
             return None
         raise OSError(code, os.strerror(code))
     state = ANSWER.unpack_from(answer, HEADER.size)[1]
-    # If there is no such connection the kernel may answer with a socket that listens there.
+    # Without such a connection, the kernel may answer with a socket that listens there.
     if state in (CONNECTING, LISTENING) or not _is_between(answer, far, near):
         return None
     uid, inode = OWNER.unpack_from(answer, OWNER_AT)
@@ -132,7 +130,7 @@ def _ask(far: Address, near: Address) -> Socket | None:
 
 
 def _is_between(answer: bytes, far: Address, near: Address) -> bool:
-    """Whether the ends are these; an IPv6 socket has its addresses mapped."""
+    """Whether the answer is about these two ends; an IPv6 socket has mapped addresses."""
     far_port, near_port, *hosts = ENDS.unpack_from(answer, ENDS_AT)
     mapped = bytes(10) + b"\xff\xff"
     if answer[HEADER.size] == socket.AF_INET6:
@@ -148,7 +146,7 @@ def _packed(address: Address) -> bytes:
 
 @functools.cache
 def _answers() -> bool:
-    """Whether the kernel can be asked, tried once with a connection of this process."""
+    """Whether the kernel answers, tried once with a connection of this process."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as client,
@@ -184,5 +182,5 @@ def _lines() -> Iterator[list[str]]:
 
 
 def _text(host: str) -> str:
-    """An address as the kernel's table has it: the four bytes in this machine's own order."""
+    """An address as in the kernel's table: its four bytes in this machine's byte order."""
     return f"{int.from_bytes(IPv4Address(host).packed, byteorder):08X}"

@@ -1,4 +1,4 @@
-"""Who sends a request: its token says it, or the process at the other end."""
+"""Identifies the sender of a request, by its token or by the process at the other end."""
 
 import os
 from typing import Any, Protocol
@@ -13,26 +13,26 @@ VM_TOKEN_PREFIX = "vm-token-"
 
 
 class Tokens(Protocol):
-    """What is asked of the VMs."""
+    """The VMs, as senders."""
 
     def caller(self, token: str) -> Caller | None:
-        """The VM that holds this token."""
+        """The VM to which its metadata server gave this token; None if there is none."""
         ...
 
     def sender(self, inode: int) -> Caller | None:
-        """The VM of which a process has this socket open."""
+        """The VM with a process that has this socket open; None if there is none."""
         ...
 
 
 class Senders:
-    """Knows the senders of requests."""
+    """Identifies the senders of requests."""
 
     def __init__(self, vms: Tokens) -> None:
         self._vms = vms
 
     def admit(self, request: Request) -> None:
-        """Lets requests of this user's processes and of VMs pass. ApiError 403: another user's;
-        401: the sender has gone."""
+        """Admits requests of this user's processes and of VMs. Raises ApiError 403 for another
+        user's request, 401 if the sender has closed the connection."""
         far: Socket | None = request.scope["state"]["connection"]["far"]
         if far is None:
             raise _gone()
@@ -40,12 +40,11 @@ class Senders:
             self._sender(request)
 
     def caller(self, request: Request) -> Caller:
-        """The VM whose token a request has, else the one whose process sent it.
+        """The VM whose token a request has, or else the one whose process sent it.
 
         A VM without a token is its service account: Google's clients send none if
-        STORAGE_EMULATOR_HOST is set. This user's processes outside of the VMs are the owner, with
-        any token but one that only a VM can have had.
-        """
+        STORAGE_EMULATOR_HOST is set. This user's processes outside of VMs are the owner, with any
+        token except one that only a VM can have had. Raises ApiError 401 and 403."""
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         token = token.strip() if kind.lower() == "bearer" else ""
         if token and (caller := self._vms.caller(token)):
@@ -56,7 +55,7 @@ class Senders:
         return sender
 
     def _sender(self, request: Request) -> Caller:
-        """Whose process is at the other end, looked up once a connection."""
+        """The sender by the process at the other end, looked up once for each connection."""
         state = request.scope["state"]
         known: dict[str, Any] = state["connection"]
         if "sender" not in known:
@@ -71,7 +70,7 @@ class Senders:
                     f"user {far.uid}.",
                     headers={"connection": "close"},
                 )
-            # A VM's process that has ended meanwhile would be missed, and pass for the owner's.
+            # If a VM's process has just ended, it must not pass for the owner's.
             if sender is None and far_end(state["transport"].get_extra_info("socket")) != far:
                 raise _gone()
             known["sender"] = sender or OWNER

@@ -23,14 +23,14 @@ class Accounts:
         self._cloud = cloud
         self._policies = policies
         self._accounts = cloud.state.table("iam/accounts")
-        """By email."""
+        """Accounts by email."""
 
     def emails(self) -> list[str]:
-        """Of every account."""
+        """The emails of all accounts."""
         return list(self._accounts)
 
     def routes(self) -> list[Row]:
-        """Every path of theirs."""
+        """The routes of these calls."""
         accounts = "v1/projects/{project}/serviceAccounts"
         account = accounts + "/{account}"
         return [
@@ -44,7 +44,7 @@ class Accounts:
         ]
 
     def find(self, request: Request) -> Entry:
-        """The account that a call names; ApiError if there is none."""
+        """The account that a call names; raises ApiError 404."""
         check_project(self._cloud, request, wildcard=True)
         asked = request.path_params["account"]
         for account in self._accounts.values():

@@ -1,4 +1,4 @@
-"""What the calls of IAM and Resource Manager share."""
+"""Helpers for the calls of IAM and Resource Manager."""
 
 from collections.abc import Awaitable, Callable
 
@@ -17,7 +17,7 @@ Row = tuple[str, str, str, Endpoint]
 
 
 def route(api: str, method: str, path: str, handler: Endpoint) -> Route:
-    """The route of a call, which its discovery document checks first."""
+    """The route of a call, which is first checked against its discovery document."""
     described = discovery.method(f"{api}.v1", method, path)
 
     async def answer(request: Request) -> Response:
@@ -29,7 +29,8 @@ def route(api: str, method: str, path: str, handler: Endpoint) -> Route:
 
 
 def check_project(cloud: Cloud, request: Request, *, wildcard: bool = False) -> None:
-    """ApiError 403 unless a call is about the one project; `-` is any project if `wildcard`."""
+    """Raises ApiError 403 unless a call is for the one project; with `wildcard`, `-` is accepted
+    too."""
     asked = request.path_params["project"]
     if asked not in (cloud.project, cloud.project_number) and not (wildcard and asked == "-"):
         raise ApiError(

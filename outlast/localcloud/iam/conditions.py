@@ -1,4 +1,4 @@
-"""Conditions of bindings: the one form that the local cloud understands."""
+"""Conditions of bindings, in the one form that the local cloud supports."""
 
 import re
 from dataclasses import dataclass
@@ -7,8 +7,7 @@ from outlast.localcloud.base.access import Target
 from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.base.state import Entry
 
-# The one form of condition that is understood: names of objects, their prefixes and those of
-# listings, or-ed.
+# The supported form: names and prefixes of objects, and prefixes of listings, joined by ||.
 CLAUSE = re.compile(
     r"""\s*(?:(?:
       (?P<name>resource\.name)
@@ -22,7 +21,7 @@ CLAUSE = re.compile(
 
 @dataclass(frozen=True)
 class Clause:
-    """`attribute.startsWith(prefix)`, or equal to it."""
+    """`attribute.startsWith(prefix)` or, if `whole`, equality."""
 
     attribute: str
     """`name` or `list`."""
@@ -35,7 +34,7 @@ class Clause:
 
 
 def parse_condition(expression: str) -> list[Clause]:
-    """The clauses of an or-expression; ApiError 400 names an expression of any other form."""
+    """The clauses of an or-expression; raises ApiError 400 for any other form."""
     clauses: list[Clause] = []
     at = 0
     while True:
@@ -54,7 +53,7 @@ def parse_condition(expression: str) -> list[Clause]:
         if at == len(expression):
             return clauses
         if not expression.startswith("||", at):
-            at = len(expression)  # whatever follows is not understood
+            at = len(expression)  # the rest is not supported
             continue
         at += 2
 

@@ -22,15 +22,15 @@ class CustomRoles:
     def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
         self._roles = cloud.state.table("iam/roles")
-        """By full name; a deleted one stays, marked."""
+        """Roles by full name; a deleted one stays, marked as deleted."""
 
     def names(self, *, deleted: bool) -> list[str]:
-        """Of the roles, or of those that are deleted."""
+        """The names of the deleted roles, or of the others."""
         roles = self._roles.values()
         return [role["name"] for role in roles if bool(role.get("deleted")) == deleted]
 
     def routes(self) -> list[Row]:
-        """Every path of theirs."""
+        """The routes of these calls."""
         roles = "v1/projects/{project}/roles"
         role = roles + "/{role}"
         return [

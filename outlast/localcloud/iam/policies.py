@@ -1,4 +1,4 @@
-"""Policies: who may do what, and what a policy may say."""
+"""Policies: stores and checks them, and decides about permissions."""
 
 import re
 from collections import Counter
@@ -20,18 +20,18 @@ MEMBER = re.compile(
 )
 MAX_MEMBERS = 1500
 MAX_CONDITIONAL_BINDINGS = 20
-"""Of one role for one member."""
+"""Conditional bindings of one role for one member."""
 
 
 class Policies:
-    """The policies of the project and of what is in it."""
+    """The policies of the project and its resources."""
 
     def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
         self._accounts = cloud.state.table("iam/accounts")
         self._roles = cloud.state.table("iam/roles")
         self._policies = cloud.state.table("iam/policies")
-        """By resource: `projects/P`, `buckets/B`, `secrets/S`."""
+        """Policies by resource: `projects/P`, `buckets/B`, `secrets/S`."""
 
     def permits(self, caller: Caller, permission: str, target: Target, *resources: str) -> bool:
         """Whether the policies of the project and of these resources grant the permission."""
@@ -43,7 +43,7 @@ class Policies:
         members = {f"serviceAccount:{caller.email}", "allUsers", "allAuthenticatedUsers"}
         return any(
             self.grants(binding["role"], permission)
-            # Conditions know names of buckets and objects; of a group's permission none is true.
+            # Conditions name buckets and objects, so they are never true for other permissions.
             and (permission.startswith("storage.") or not binding.get("condition"))
             and holds(binding.get("condition"), target)
             and any(
@@ -55,7 +55,7 @@ class Policies:
         )
 
     def require(self, caller: Caller, permission: str) -> None:
-        """ApiError 403 unless the caller has the permission on the project."""
+        """Raises ApiError 403 unless the caller has the permission on the project."""
         project = f"projects/{self._cloud.project}"
         if not self.permits(caller, permission, Target(project)):
             raise ApiError(
@@ -74,11 +74,10 @@ class Policies:
         )
 
     def read(self, resource: str, version: int) -> Entry:
-        """The policy as a reader that asks for this version sees it.
+        """The policy as shown to a reader that requests this version.
 
-        Below version 3 a conditional binding has no condition and a role that cannot be written
-        back, as in the real API.
-        """
+        Below version 3, a conditional binding has no condition and a role that cannot be written
+        back, as in the real API."""
         policy = self._policies.get(resource, {"bindings": []})
         bindings = policy["bindings"]
         conditional = any("condition" in binding for binding in bindings)
@@ -96,7 +95,7 @@ class Policies:
         return {"version": shown, "etag": policy.get("etag", "ACAB"), "bindings": bindings}
 
     def write(self, resource: str, policy: Any, *, initial: bool = False) -> None:
-        """Replaces a policy after checking it; a stale etag is 409 ABORTED."""
+        """Checks and replaces a policy. Raises ApiError 400, or 409 ABORTED for a stale etag."""
         if not initial:
             current = self._policies.get(resource, {}).get("etag", "ACAB")
             etag = policy.get("etag")
@@ -117,11 +116,11 @@ class Policies:
         self._policies[resource] = {"bindings": bindings, "etag": etag_of((stamp, bindings))}
 
     def kept(self, resource: str) -> Entry:
-        """The policy as it is kept; empty if there is none."""
+        """The stored policy; empty if there is none."""
         return self._policies.get(resource, {})
 
     def drop(self, resource: str) -> None:
-        """Forgets the policy of a resource that is gone."""
+        """Forgets the policy of a deleted resource."""
         self._policies.pop(resource, None)
 
     def _checked_bindings(self, policy: Any) -> list[Entry]:
@@ -204,12 +203,12 @@ class Policies:
     def held(
         self, caller: Caller, permissions: Iterable[str], target: Target, *resources: str
     ) -> list[str]:
-        """Those of the permissions that the caller has."""
+        """The permissions among these that the caller has."""
         return [p for p in permissions if self.permits(caller, p, target, *resources)]
 
 
 def _binding_key(resource: str, binding: Entry, member: str) -> tuple[str, ...]:
-    """What tells the grant of a role to a member from any other grant."""
+    """The identity of the grant of a role to a member."""
     return resource, binding["role"], member, (binding.get("condition") or {}).get("expression", "")
 
 

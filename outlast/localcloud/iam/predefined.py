@@ -64,4 +64,4 @@ PREDEFINED_ROLES: dict[str, set[str]] = {
         "secretmanager.versions.list",
     },
 }
-"""By name. A permission that ends in `*` stands for all that begin so."""
+"""Permissions by role. One that ends in `*` includes all with this prefix."""

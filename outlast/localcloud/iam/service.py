@@ -34,7 +34,8 @@ class Iam(Service):
         }
 
     def routes(self) -> list[BaseRoute]:
-        """/iam/v1 and /cloudresourcemanager/v1, held to their discovery documents."""
+        """The routes /iam/v1 and /cloudresourcemanager/v1, checked against their discovery
+        documents."""
         project = "v1/projects/{project}"
         table: list[Row] = [
             *self._accounts.routes(),

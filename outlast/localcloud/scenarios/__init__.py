@@ -1,1 +1,1 @@
-"""Scenarios: what goes wrong in the local cloud, and when."""
+"""Scenarios: planned faults of the local cloud, and their times."""

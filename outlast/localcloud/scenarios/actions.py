@@ -1,4 +1,4 @@
-"""What a scenario's events do."""
+"""The actions of a scenario's events."""
 
 import asyncio
 import math
@@ -19,7 +19,7 @@ from outlast.localcloud.scenarios.played import Played
 from outlast.localcloud.scenarios.scenario import Capacity, Do
 
 ANY_VM = "any"
-"""As `match.vm` of an event's fault: the sender of the request."""
+"""Value of `match.vm` in an event's fault for any sender."""
 VM_ACTIONS = frozenset(
     (
         *("kill", "preempt", "freeze", "thaw", "stop", "delete", "lost", "stays-stopping"),
@@ -30,7 +30,7 @@ VM_ACTIONS = frozenset(
 
 
 async def after(wait_sec: float, work: Coroutine[Any, Any, None]) -> None:
-    """Waits, then works; work that is never begun is closed."""
+    """Awaits the work after a delay in seconds; closes it if it is never started."""
     try:
         await asyncio.sleep(wait_sec)
     except BaseException:
@@ -40,7 +40,7 @@ async def after(wait_sec: float, work: Coroutine[Any, Any, None]) -> None:
 
 
 class EventActions:
-    """Does to the cloud what an event says."""
+    """Carries out the actions of events."""
 
     def __init__(self, cloud: Cloud, lives: Lives, played: Played, background: Background) -> None:
         self._cloud = cloud
@@ -48,7 +48,7 @@ class EventActions:
         self._played = played
         self._background = background
         self.rules: list[str] = []
-        """The fault rules that have been added."""
+        """Ids of the fault rules that were added."""
 
     @property
     def platform(self) -> Platform:
@@ -56,7 +56,7 @@ class EventActions:
         return cast("Compute", self._cloud.machines).platform
 
     async def act(self, do: Do, life: Life | None) -> None:
-        """What each action does; LookupError and ModelError if it cannot be done."""
+        """Carries out an action. Raises LookupError and ModelError if that is impossible."""
         platform, options = self.platform, do.options
         match do.action:
             case "capacity":
@@ -127,22 +127,22 @@ class EventActions:
     def _later(self, wait_sec: float, work: Coroutine[Any, Any, None]) -> None:
         self._background.begin(after(wait_sec, work))
 
-    # What the world does, too
+    # For the world, too
 
     def add_rule(self, rule: FaultRule) -> None:
-        """A fault rule for the target's requests."""
+        """Adds a fault rule for the target's requests."""
         document = rule.model_dump(exclude_none=True)
         self.rules.append(self._cloud.faults.add(document, self._lives.hits))
 
     def limit_zone(self, zone: str, window: Capacity, since: float) -> None:
-        """Room for so many of the target's VMs in a zone, for a time."""
+        """Limits the number of the target's VMs in a zone, for a time."""
         ends = math.inf if window.to_sec is None else since + window.to_sec
         self.platform.fleet.capacity.add_window(
             zone, window.vms, since + window.from_sec, ends, applies=self._lives.means
         )
 
     def limit_quota(self, quota: Any, to_sec: float | None, from_sec: float = 0.0) -> None:
-        """A quota for the target's VMs, for a time from now on."""
+        """Sets a quota for the target's VMs, for a time from now on."""
         now = self._cloud.clock.now()
         ends = math.inf if to_sec is None else now + to_sec
         self.platform.fleet.capacity.limit(
@@ -150,20 +150,21 @@ class EventActions:
         )
 
     async def preempt(self, life: Life, notice_sec: float | None) -> None:
-        """A preemption by chance; nothing if the VM has gone."""
+        """Preempts a VM; does nothing if it no longer exists."""
         life.notice = (notice_sec, None)
         with suppress(LookupError, ModelError):
             await self._cloud.machines.preempt(life.name)
 
     async def cut_off(self, life: Life, for_sec: float | None = None) -> None:
-        """Takes the VM's network away, for so many seconds on the wall or for good."""
+        """Cuts off the VM's network, for a number of real seconds or permanently."""
         life.cut_off = True
         if for_sec is not None:
             await asyncio.sleep(for_sec)
             await self._connect(life)
 
     def lose_part(self, wait_sec: float, life: Life, do: str, process: str) -> None:
-        """A stopping VM loses its network, or the GPU of a process, after so long."""
+        """Takes the network, or the GPU of a process, from a stopping VM after a delay in
+        seconds."""
 
         async def lose() -> None:
             self._played.note(None, do, life, {})
@@ -178,7 +179,7 @@ class EventActions:
     # Single actions
 
     def _offer_image(self, family: str) -> None:
-        """A family of the project gets a newer image, of the same content."""
+        """Adds a newer image with the same content to a family of the project."""
         catalogue = self.platform.catalogue
         newest = catalogue.image(f"global/images/family/{family}")
         if newest is None:
@@ -189,7 +190,7 @@ class EventActions:
     async def _lose(
         self, instance: Instance, frozen: bool, frozen_sec: float, lives_sec: float | None
     ) -> None:
-        """The platform takes the VM for dead; its processes keep running."""
+        """Makes the platform treat the VM as lost, although its processes keep running."""
         hypervisor = self.platform.hypervisor
         if frozen or frozen_sec:
             await hypervisor.freeze(instance.id)
@@ -211,7 +212,7 @@ class EventActions:
         life.cut_off = False
 
     def _create_late(self, after_sec: float, lives_sec: float | None) -> None:
-        """A VM comes up that a group had begun to create before it was cancelled."""
+        """Boots a VM whose creation by a group was cancelled too late."""
         fleet = self.platform.fleet
         groups = [group for group in fleet.groups.values() if self._lives.owns(group.name)]
         if not groups:
@@ -221,7 +222,7 @@ class EventActions:
         async def create() -> None:
             try:
                 instance = fleet.vms.late_create(group)
-            except ModelError as error:  # what it was to be made from has gone, or there is no room
+            except ModelError as error:  # its template no longer exists, or there is no room
                 self._played.note(None, "late-create", None, {"missed": str(error)})
                 return
             self.platform.changed()

@@ -1,4 +1,4 @@
-"""Plays a scenario: knows how far each VM is, and does what the file says at its moment.
+"""Plays a scenario: follows how far each VM is, and carries out the events at their moments.
 
 The cloud learns of a VM's life only what it serves: the names of the objects that the VM writes and
 the calls that it makes. `moments.MOMENTS` is the one table of them. Everything drawn comes from the
@@ -35,16 +35,16 @@ from outlast.localcloud.scenarios.world import World
 
 @dataclass
 class _Pending:
-    """An event with what is left of it."""
+    """An event, and how often it is still to be played."""
 
     index: int
     event: Event
     left: float
-    """Plays still to come; infinite for `times: 0`."""
+    """Remaining plays; infinite for `times: 0`."""
 
 
 class ScenarioDirector:
-    """The scenario of a cloud. Everything on the cloud's loop."""
+    """Plays the scenario of a cloud. Everything runs on the cloud's loop."""
 
     def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
@@ -60,14 +60,14 @@ class ScenarioDirector:
 
     @property
     def playing(self) -> bool:
-        """Whether a scenario is in force."""
+        """Whether a scenario is active."""
         return self._scenario is not None
 
-    # -- a scenario comes and goes ---------------------------------------------------------------
+    # -- start and end of a scenario -------------------------------------------------------------
 
     def install(self, scenario: Scenario, target: str = "") -> None:
-        """Puts a scenario in force, in the place of any other. It applies to the VMs, groups and
-        objects of the experiment `target`, or to all."""
+        """Starts a scenario and ends any other. It applies to the VMs, groups and objects of the
+        experiment `target`, or to all."""
         self.remove()
         self._scenario = scenario
         self._lives.aim(target)
@@ -79,7 +79,7 @@ class ScenarioDirector:
         self._cloud.events.write("scenario", name=scenario.name, target=target)
 
     def remove(self) -> None:
-        """Ends what is in force; what has happened stays."""
+        """Ends the active scenario; effects that have happened remain."""
         self._background.cancel()
         if self._scenario and self._zero is not None:
             self._world.end()
@@ -98,8 +98,8 @@ class ScenarioDirector:
         self._world.forget()
 
     def shown(self) -> Entry:
-        """{document, target, log, pending, waiting}; document None if no scenario is in force.
-        `waiting` are the events that are to come, `pending` is how often in all."""
+        """{document, target, log, pending, waiting}; document is None without a scenario. `waiting`
+        lists the events still to come, `pending` is the number of their plays."""
         waiting = [event for event in self._events if 0 < event.left < math.inf]
         return {
             "document": self._scenario.document() if self._scenario else None,
@@ -117,10 +117,11 @@ class ScenarioDirector:
             ],
         }
 
-    # -- what the other parts ask and say ----------------------------------------------------------
+    # -- for the other parts -----------------------------------------------------------------------
 
     def trying(self, properties: Mapping[str, Any]) -> None:
-        """A VM of these properties is about to be created; the target's first starts the world."""
+        """Notes that a VM of these properties is about to be created; the target's first one starts
+        the world."""
         if self._scenario is None or self._zero is not None or not self._lives.means(properties):
             return
         self._zero = self._cloud.clock.now()
@@ -131,14 +132,14 @@ class ScenarioDirector:
                 self._background.begin(self._play_at(pending, at_sec))
 
     def booting(self, instance: Instance) -> Entry:
-        """A VM is about to boot: what `vm.hypervisor.Machine` has to have for it."""
+        """Notes that a VM is about to boot; returns extra fields of its `vm.machine.Machine`."""
         life = self._lives.begin(instance, counts=self.playing)
         if self._scenario is None or not self._lives.is_ours(life):
             return {}
         return self._world.at_boot(life)
 
     def on_report(self, instance_id: str, event: str) -> None:
-        """The hypervisor says that a VM is running, stopping or has exited."""
+        """Notes that a VM is running, is stopping or has exited."""
         life = self._lives.get(instance_id)
         if life is None:
             return
@@ -153,16 +154,17 @@ class ScenarioDirector:
             self._world.on_stopping(life)
 
     def notice(self, instance_id: str) -> tuple[float | None, float | None]:
-        """Seconds of notice and grace of a VM's preemption, if a scenario says them."""
+        """Seconds of notice and grace of a VM's preemption; None where a scenario does not set
+        them."""
         life = self._lives.get(instance_id)
         return life.notice if life else (None, None)
 
     def bound(self, keys: Iterable[tuple[str, ...]]) -> None:
-        """Members have got roles that they had not."""
+        """Notes that members were granted new roles."""
         self._world.bound(keys)
 
     def in_force(self, key: tuple[str, ...], caller: Caller) -> bool:
-        """Whether a binding works already for the VM that asks."""
+        """Whether a binding is already effective for the VM that sends a request."""
         return self._world.in_force(key, self._lives.get(caller.instance))
 
     def is_cut_off(self, call: RequestFacts) -> bool:
@@ -171,13 +173,13 @@ class ScenarioDirector:
         return life is not None and life.cut_off
 
     def watch(self, call: RequestFacts, app: ASGIApp) -> ASGIApp:
-        """The app, with the moments of a VM's request noticed on the way."""
+        """The app, which also notices the moments of a VM's request."""
         return self._moments.watch(call, app) if self.playing else app
 
     # -- moments and events ----------------------------------------------------------------------
 
     async def _reach(self, life: Life, phase: str) -> None:
-        """A VM has come to a moment of this phase."""
+        """Plays the events that are due at a VM's moment of this phase."""
         for pending in self._events:
             if life.ended:
                 return
@@ -200,7 +202,7 @@ class ScenarioDirector:
         await self._play(pending, None)
 
     async def _play(self, pending: _Pending, life: Life | None) -> None:
-        """Lets an event happen to a VM, or at a moment of the world to every one that lives."""
+        """Plays an event for one VM or, at a moment of the world, for every living one."""
         do = pending.event.do
         options = do.options.model_dump(exclude_none=True)
         lives: list[Life | None] = [life]

@@ -1,4 +1,5 @@
-"""When Spot VMs end: drawn from a scenario's seed, or from the lives of real ones."""
+"""Times at which Spot VMs end: listed in a scenario, or drawn with its seed from the distribution
+of real lifetimes."""
 
 import random
 
@@ -14,7 +15,8 @@ censored.
 
 
 def death(seed: int, lifetimes: Lifetimes, boot: int) -> tuple[float, bool] | None:
-    """(Age in seconds, whether with a notice) at which the nth boot ends; None: it does not."""
+    """(Age in seconds, whether with a notice) at which the nth boot ends; None if it does not
+    end."""
     draws = random.Random(f"{seed}/lifetime/{boot}")
     share, noticed = draws.random(), draws.random() < lifetimes.notice_share
     if lifetimes.ages_sec is not None:

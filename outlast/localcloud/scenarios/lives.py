@@ -1,4 +1,4 @@
-"""The VMs that the cloud has seen, how far each is, and which of them a scenario is about."""
+"""The VMs that the cloud has seen, how far each is, and which belong to a scenario's target."""
 
 import re
 from collections.abc import Mapping
@@ -11,47 +11,47 @@ from outlast.localcloud.http.request_facts import RequestFacts
 
 @dataclass
 class Life:
-    """One boot of a VM, as far as the cloud knows it."""
+    """One boot of a VM, as far as the cloud knows."""
 
     id: str
     name: str
     experiment: str
-    """The bucket prefix that the VM works under; empty if its metadata has none."""
+    """The bucket prefix of the VM's run; empty if its metadata has none."""
     boot: int
     term: int | None = None
     step: int = 0
     total: int | None = None
     part: str = ""
-    """The part of the run that it trains; empty if the run has none."""
+    """The part of the run that it trains; empty if the run has no parts."""
     before: int = 0
-    """Steps of the parts before it, which step and total count."""
+    """Steps of the parts before it, included in `step` and `total`."""
     commits: int = 0
     committing: bool = False
-    """A manifest is stored that HEAD does not name yet."""
+    """Whether a manifest is stored that HEAD does not name yet."""
     ended: bool = False
-    """It has no process any more."""
+    """Whether its process has ended."""
     cut_off: bool = False
-    """It reaches nothing."""
+    """Whether it has no network."""
     notice: tuple[float | None, float | None] = (None, None)
-    """Seconds of notice and of grace of its preemption, if a scenario says them."""
+    """Seconds of notice and grace of its preemption, if a scenario sets them."""
     counted: dict[int, int] = field(default_factory=dict)
-    """By event: the moments at which it could have happened."""
+    """By event: the number of moments at which it could have happened."""
 
 
 class Lives:
-    """The last boot of each VM, and the scenario's target among them."""
+    """The last boot of each VM, and which of them belong to the scenario's target."""
 
     def __init__(self) -> None:
         self._lives: dict[str, Life] = {}
         """By instance id, in the order of the boots."""
         self._boots = 0
         self.target = ""
-        """The experiment that a scenario is about; empty: all of them."""
+        """The experiment that a scenario applies to; empty for all."""
         self._own = re.compile("")
-        """What of a request's target says that it is the scenario's."""
+        """Pattern of the request targets that belong to the scenario's target."""
 
     def aim(self, target: str) -> None:
-        """From now on a scenario is about this experiment; its VMs are counted from 1."""
+        """Makes this experiment the target; counts its VMs from 1."""
         self.target = target
         name = re.escape(target)
         self._own = re.compile(
@@ -67,7 +67,7 @@ class Lives:
         self._lives.clear()
 
     def begin(self, instance: Instance, *, counts: bool) -> Life:
-        """A VM boots; the boot is counted if it `counts` and is the target's."""
+        """Notes a VM's boot, which is counted if `counts` and if it is the target's."""
         life = Life(
             instance.id, instance.name, _experiment(instance.properties), boot=self._boots + 1
         )
@@ -78,7 +78,7 @@ class Lives:
         return life
 
     def get(self, instance_id: str | None) -> Life | None:
-        """The VM of this id."""
+        """The VM of this id; None if unknown."""
         return self._lives.get(instance_id or "")
 
     def all(self) -> list[Life]:
@@ -86,11 +86,11 @@ class Lives:
         return list(self._lives.values())
 
     def living(self) -> list[Life]:
-        """The target's VMs that have a process."""
+        """The target's VMs whose process has not ended."""
         return [life for life in self.all() if self.is_ours(life) and not life.ended]
 
     def of(self, call: RequestFacts) -> Life | None:
-        """The VM that has sent a request."""
+        """The VM that sent a request; None if unknown."""
         if not call.vm:
             return None
         if call.instance is not None:
@@ -99,7 +99,7 @@ class Lives:
         return named[-1] if named else None
 
     def named(self, boot: int | None, attempt: int | None) -> Life:
-        """The target's VM of that boot or attempt; LookupError if there is none."""
+        """The target's VM of this boot or attempt; raises LookupError."""
         for life in self._lives.values():
             if self.is_ours(life) and (
                 life.boot == boot if boot is not None else life.term == attempt
@@ -110,19 +110,20 @@ class Lives:
         )
 
     def is_ours(self, life: Life) -> bool:
-        """Whether a VM is the target's."""
+        """Whether a VM belongs to the target."""
         return not self.target or life.experiment == f"experiments/{self.target}"
 
     def means(self, properties: Mapping[str, Any]) -> bool:
-        """Whether a VM of these properties is the target's."""
+        """Whether a VM of these properties belongs to the target."""
         return not self.target or _experiment(properties) == f"experiments/{self.target}"
 
     def owns(self, path: str) -> bool:
-        """Whether a path of Compute is the target's."""
+        """Whether a path of Compute belongs to the target."""
         return self._own.search(f"/{path}") is not None
 
     def hits(self, call: RequestFacts) -> bool:
-        """Whether a request is the target's: of its VMs, on its objects or its groups."""
+        """Whether a request belongs to the target: sent by its VMs, or about its objects or
+        groups."""
         if life := self.of(call):
             return self.is_ours(life)
         return any(self._own.search(text) for text in (*call.subjects, call.object or ""))

@@ -19,14 +19,14 @@ from outlast.localcloud.scenarios.lives import Life, Lives
 
 @dataclass(frozen=True)
 class Moment:
-    """What a VM's request says about how far it is."""
+    """A request by which a VM shows how far it is."""
 
     phase: str
     at: Literal["before", "mid-body", "after"]
-    """The request has come in, half of its body has, or it has had its effect."""
+    """When it counts: the request has arrived, half of its body has, or it has taken effect."""
     pattern: re.Pattern[str]
-    """Searched in the name of an object that the VM writes, or for `leaving` in the path that it
-    calls; `term` and `step` if they stand in it."""
+    """Searched in the name of the object that the VM writes or, for `leaving`, in the path that it
+    calls; may give `term` and `step`."""
     upload: bool = True
 
 
@@ -47,14 +47,14 @@ MOMENTS = (
         upload=False,
     ),
 )
-"""In the order in which one request brings them; `boot` comes from the hypervisor."""
+"""In the order in which one request reaches them; `boot` comes from the hypervisor."""
 
 Reached = Callable[[Life, str], Awaitable[None]]
-"""Called with a VM and the phase that it has come to."""
+"""Called with a VM and the phase that it has reached."""
 
 
 class Moments:
-    """Notices the moments of the target's VMs, and remembers what their requests say."""
+    """Notices the moments of the target's VMs, and keeps the facts in their requests."""
 
     def __init__(self, cloud: Cloud, lives: Lives, reached: Reached) -> None:
         self._cloud = cloud
@@ -62,7 +62,7 @@ class Moments:
         self._reached = reached
 
     def watch(self, call: RequestFacts, app: ASGIApp) -> ASGIApp:
-        """The app, with the moments of a VM's request noticed on the way."""
+        """The app, which also notices the moments of a VM's request."""
         life = self._lives.of(call)
         if life is None or not self._lives.is_ours(life) or call.method not in ("POST", "PUT"):
             return app
@@ -91,7 +91,7 @@ class Moments:
     async def _see(
         self, life: Life, moment: Moment, found: Mapping[str, str | None], call: RequestFacts
     ) -> None:
-        """Remembers what a request says, and lets happen what is due."""
+        """Keeps the facts of a request, and plays the events that are due."""
         if found.get("term"):
             life.term = int(found["term"] or 0)
         if found.get("step"):
@@ -107,7 +107,7 @@ class Moments:
                 life.committing = False
                 life.commits += 1
         await self._reached(life, moment.phase)
-        if moment.phase == "snapshot":  # it says the step, between two heartbeats
+        if moment.phase == "snapshot":  # it has the step, between two heartbeats
             await self._reached(life, "step")
 
     def _read_heartbeat(self, life: Life, call: RequestFacts) -> None:
@@ -121,13 +121,13 @@ class Moments:
                 str(heartbeat.get("part") or ""),
                 int(heartbeat.get("before") or 0),
             )
-        if life.total is None:  # an attempt before has said it
+        if life.total is None:  # an earlier attempt may have reported it
             totals = [other.total for other in self._lives.all() if self._lives.is_ours(other)]
             life.total = next((total for total in reversed(totals) if total), None)
 
 
 class _Sight(Injection):
-    """One request at which a moment is noticed; it ends with the VM, if that ends at it."""
+    """One request with a moment; it is reset if its VM ends at that moment."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class _Sight(Injection):
     async def run(self) -> None:
         headers = Headers(scope=self._scope)
         empty = not int(headers.get("content-length") or 0) and "transfer-encoding" not in headers
-        if self._rule.when == "mid-body" and empty:  # a question about an upload
+        if self._rule.when == "mid-body" and empty:  # a query of an upload's state
             await self._app(self._scope, self._receive, self._send)
         else:
             await super().run()

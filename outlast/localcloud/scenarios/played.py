@@ -1,4 +1,4 @@
-"""What has been played: the list that a rehearsal reads, and the cloud's event log."""
+"""The played events: the list for the rehearsal, and the cloud's event log."""
 
 import time
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from outlast.localcloud.scenarios.lives import Life
 
 
 class Played:
-    """The entries of a scenario, in their order."""
+    """The entries of a scenario, in order."""
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
@@ -18,7 +18,7 @@ class Played:
     def note(
         self, event: int | None, do: str, life: Life | None, options: Mapping[str, Any]
     ) -> Entry:
-        """Writes down what happens, before it does; the entry."""
+        """Records an event before it happens; returns the entry."""
         entry = {
             **{key: value for key, value in options.items() if value is not None},
             "time": time.time(),

@@ -1,8 +1,8 @@
-"""A scenario file: what goes wrong in the local cloud, and when; `docs/scenarios.md` has the rest.
+"""A scenario file: planned faults of the local cloud, and their times; see `docs/scenarios.md`.
 
-The whole file is checked before anything of it happens. `director.py` plays it.
+The whole file is checked before any of it happens. `director.py` plays it.
 
-    ScenarioError           what is wrong with a scenario, in one sentence that names the place
+    ScenarioError           the mistake in a scenario: one sentence that names the place
 """
 
 import math
@@ -31,20 +31,20 @@ PHASES = (
     *("boot", "setup", "step", "snapshot", "upload", "commit", "committed"),
     *("final-upload", "end", "leaving"),
 )
-"""Of a VM's life, in their order; `director.MOMENTS` says what is seen of each."""
+"""Phases of a VM's life, in order; `moments.MOMENTS` says how each is noticed."""
 BEFORE_ATTEMPT = ("boot", "setup")
 ONCE_A_BOOT = ("boot", "setup", "end")
-"""Phases that a boot comes to at most once."""
+"""Phases that a boot reaches at most once."""
 STEPPED = ("step", "snapshot", "upload", "commit", "committed")
 """Phases that have a step, and so a share of all steps."""
 
 
 MAX_BYTES = 1 << 20
-"""Of a file."""
+"""Most bytes of a file."""
 
 
 class ScenarioError(UsageError):
-    """What is wrong with a scenario, in one sentence that names the place."""
+    """The mistake in a scenario: one sentence that names the place."""
 
 
 def _zone(value: Any) -> Any:
@@ -74,7 +74,7 @@ def _setting_name(name: Any) -> Any:
 
 
 def _setting(value: Any) -> Any:
-    """A setting of a stack, as a stack's own file may have it."""
+    """Checks a setting of a stack, with the values that a stack's own file may have."""
     match value:
         case None:
             raise ValueError('is empty; must be a value, or "" for none')
@@ -100,11 +100,11 @@ Family = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")]
 SettingName = Annotated[str, BeforeValidator(_setting_name)]
 Setting = Annotated[Any, BeforeValidator(_setting)]
 Boots = Annotated[list[Ordinal], Field(min_length=1)] | None
-"""Which boots of the target's VMs, the first is 1; None: every one."""
+"""Boots of the target's VMs, from 1; None: all."""
 
 
 class Window(Part):
-    """A time in which something is so; without an end, from then on."""
+    """A period in seconds; without an end, it never ends."""
 
     from_sec: Sec = 0
     to_sec: Sec | None = None
@@ -117,7 +117,7 @@ class Window(Part):
 
 
 class Capacity(Window):
-    """So many VMs of the target have room in a zone."""
+    """The number of the target's VMs for which a zone has room."""
 
     vms: Count
 
@@ -127,25 +127,25 @@ class ZoneWorld(Part):
 
 
 class Quota(Window):
-    """A limit of the region, used up by the target's own VMs."""
+    """A limit of the region that only the target's VMs use up."""
 
     metric: Metric
     limit: Count
 
 
 class Lifetimes(Part):
-    """How old the target's VMs get, boot by boot."""
+    """The lifetimes of the target's VMs, by boot."""
 
     draw: Literal["spot"] | None = None
-    """From the fitted lives of Spot VMs, `director.LIVES`."""
+    """From the fitted lifetimes of Spot VMs, `lifetimes.LIVES`."""
     scale: Annotated[float, Field(gt=0)] = 1
     ages_sec: Annotated[list[Sec], Field(min_length=1)] | None = None
-    """One a boot; later boots live."""
+    """One for each boot; later boots do not end."""
     notice_share: Share = 1
-    """Of the deaths, those that are preemptions with a notice; the others are cuts."""
+    """Share of the deaths that are preemptions with a notice; the others are sudden."""
     notice_sec: Sec | None = None
     deaths: Ordinal | None = None
-    """No more than so many; later boots live."""
+    """Most deaths; later boots do not end."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "Lifetimes":
@@ -155,7 +155,7 @@ class Lifetimes(Part):
 
 
 class DailyPreemption(Part):
-    """Every VM of the target is preempted at once, again and again."""
+    """Every VM of the target is preempted at the same time, periodically."""
 
     every_sec: Annotated[float, Field(gt=0)] = 86400
     at_sec: Sec = 0
@@ -169,19 +169,19 @@ class DailyPreemption(Part):
 
 
 class Network(Part):
-    """Nothing is reached in the first seconds of a boot, the metadata server neither."""
+    """A boot has no network for its first seconds, not even to the metadata server."""
 
     late_sec: Sec
     boots: Boots = None
 
 
 class MetadataTrouble(Part):
-    """What the metadata server does at a boot before it answers as it should."""
+    """Faults of the metadata server at a boot, before it answers normally."""
 
     late_sec: Sec = 0
     status: Literal[429, 500, 503] | None = None
     count: Ordinal = 1
-    """How many requests get `status`."""
+    """Number of requests that get `status`."""
     boots: Boots = None
 
     @model_validator(mode="after")
@@ -199,13 +199,13 @@ class Tools(Part):
 
 
 class Driver(Part):
-    """Boots whose GPU driver does not come up: `nvidia-smi` fails."""
+    """Boots whose GPU driver does not start: `nvidia-smi` fails."""
 
     fails_at_boots: Annotated[list[Ordinal], Field(min_length=1)]
 
 
 class Shutdown(Part):
-    """What a stopping VM loses before its processes have ended, so long after the stop began."""
+    """Losses of a stopping VM before its processes have ended, in seconds after the stop began."""
 
     network_lost_sec: Sec | None = None
     gpu_lost_sec: Sec | None = None
@@ -224,14 +224,14 @@ class OperationError(Part):
 
 
 class Operations(Part):
-    """Operations of Compute that take long, or end in an error without an effect."""
+    """Operations of Compute that are slow, or fail without an effect."""
 
     match: Pattern
     """Searched in `METHOD path`, such as `POST .*/instanceGroupManagers$`."""
     delay_sec: Sec = 0
     error: OperationError | None = None
     count: Count = 1
-    """How many; 0: all."""
+    """Number of operations; 0: all."""
 
     @model_validator(mode="after")
     def _some(self) -> "Operations":
@@ -241,7 +241,7 @@ class Operations(Part):
 
 
 class World(Part):
-    """What stands from the start."""
+    """The conditions from the start."""
 
     zones: dict[Zone, ZoneWorld] = {}
     quota: list[Quota] = []
@@ -259,7 +259,7 @@ class World(Part):
 
 
 class When(Part):
-    """A moment: of the world by `at_sec` alone, or of a VM's life."""
+    """A moment: of the world, by `at_sec` alone, or of a VM's life."""
 
     at_sec: Sec | None = None
     boot: Ordinal | None = None
@@ -273,7 +273,7 @@ class When(Part):
 
     @property
     def moment(self) -> str:
-        """The phase that is meant, also if none is named."""
+        """The phase, or the implied one if none is named."""
         if self.phase is not None:
             return self.phase
         late = (self.attempt, self.share, self.part)
@@ -338,7 +338,7 @@ class StaysStopping(Part):
 
 class Maintenance(Part):
     notice_sec: Sec | None = None
-    """None: the platform's own, 60 s and an hour for VMs with GPUs."""
+    """None: the platform's own, 60 s, or an hour for VMs with GPUs."""
 
 
 class Signal(Part):
@@ -372,7 +372,7 @@ class LateCreate(Part):
 
 
 class Do(Part):
-    """One action; the key says which, the value has its options."""
+    """One action: the key is its name, the value holds its options."""
 
     kill: Nothing | None = None
     preempt: Preempt | None = None
@@ -410,7 +410,7 @@ class Do(Part):
 
     @property
     def action(self) -> str:
-        """The action's name as the file has it."""
+        """The action's name, as in the file."""
         (name,) = self.model_fields_set
         return name.replace("_", "-")
 
@@ -421,7 +421,7 @@ class Do(Part):
 
 
 class Event(Part):
-    """What happens, and when; `times` 0: at every such moment."""
+    """An action and its moment; `times` 0: at every such moment."""
 
     when: When
     do: Do
@@ -444,7 +444,7 @@ class End(Part):
 
 
 class Expect(Part):
-    """What the judge must find; the cloud only passes it on."""
+    """The results that the rehearsal must find; the cloud only passes them on."""
 
     end: End = End(state="done")
     within_sec: Annotated[float, Field(gt=0)] | None = None
@@ -465,7 +465,7 @@ class Scenario(Part):
 
     @model_validator(mode="after")
     def _one_rule_an_id(self) -> "Scenario":
-        """Of two fault rules with one id the second would take the first one's place."""
+        """Refuses two fault rules with one id: the second would replace the first."""
         acting = (event.do.options for event in self.events if event.do.action == "fault")
         ids = [rule.id for rule in (*self.world.faults, *acting) if rule.id is not None]
         for rule_id in ids:
@@ -474,17 +474,17 @@ class Scenario(Part):
         return self
 
     def document(self) -> dict[str, Any]:
-        """As JSON, with its defaults filled in."""
+        """The scenario as JSON, with its defaults."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 class _Refused(yaml.constructor.ConstructorError):
-    """YAML that is not taken."""
+    """YAML that is refused."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which YAML's own readers take the last, and aliases,
-    of which a few lines may stand for more than memory holds."""
+    """Refuses duplicate keys, of which YAML readers take the last, and aliases, with which a few
+    lines may fill the memory."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -506,7 +506,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(path: Path) -> Scenario:
-    """The scenario of a file; its name is the file's."""
+    """Reads the scenario of a file, which must have the file's name. Raises ScenarioError."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -533,7 +533,7 @@ def read(path: Path) -> Scenario:
 
 
 def check(document: Any) -> Scenario:
-    """The scenario of a document; ScenarioError names the first thing that is wrong with it."""
+    """Checks a document; raises ScenarioError with the first mistake."""
     if not isinstance(document, dict):
         raise ScenarioError("scenario: must be a mapping; docs/scenarios.md lists the keys")
     try:

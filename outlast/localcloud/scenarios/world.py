@@ -1,4 +1,4 @@
-"""What a scenario's world does by itself: limits, deaths, boots that lack a network or a tool."""
+"""The world of a scenario: limits, deaths, boots without a network or a tool."""
 
 import asyncio
 import math
@@ -16,7 +16,7 @@ from outlast.localcloud.vm.metadata import Trouble
 
 
 class World:
-    """The world of the scenario in force."""
+    """The world of the active scenario."""
 
     def __init__(
         self,
@@ -33,13 +33,13 @@ class World:
         self._background = background
         self._scenario: Scenario | None = None
         self._switches: Entry = {}
-        """As they were before."""
+        """Their values before the scenario."""
         self._deaths = 0
         self._bound: dict[tuple[str, ...], float] = {}
-        """When each binding was made."""
+        """When each binding was created."""
 
     def install(self, scenario: Scenario) -> None:
-        """Sets what holds before the first VM: rules, switches, speed."""
+        """Sets the rules, switches and speed, which apply before the first VM."""
         self._scenario = scenario
         for rule in scenario.world.faults:
             self._actions.add_rule(rule)
@@ -49,7 +49,7 @@ class World:
         self._set_speed(scenario.speed)
 
     def remove(self) -> None:
-        """Ends what `install` and `begin` have set."""
+        """Reverts the settings of `install`."""
         for rule in self._actions.rules:
             self._cloud.faults.remove(rule)
         self._actions.rules.clear()
@@ -61,7 +61,7 @@ class World:
         self._set_speed(1.0)
 
     def end(self) -> None:
-        """Ends the limits that `begin` has set."""
+        """Removes the limits that `begin` has set."""
         self._actions.platform.fleet.capacity.clear()
         self._actions.platform.operations.clear()
 
@@ -74,8 +74,8 @@ class World:
         self._cloud.machines.changed()
 
     def begin(self, zero: float) -> None:
-        """Second 0: the first try to create a VM of the target. The fleet asks in the middle of
-        its work, so nothing here may start that work again."""
+        """Starts the time, at the first try to create a VM of the target. The fleet calls this in
+        the middle of its work, so nothing here may start that work again."""
         assert self._scenario is not None
         world = self._scenario.world
         for zone, limits in world.zones.items():
@@ -95,7 +95,7 @@ class World:
             self._background.begin(self._cut_daily(self._scenario, zero))
 
     def at_boot(self, life: Life) -> Entry:
-        """What `vm.hypervisor.Machine` has to have for a boot."""
+        """Returns extra fields of `vm.machine.Machine` for a boot."""
         assert self._scenario is not None
         world = self._scenario.world
         extras: Entry = {}
@@ -116,7 +116,7 @@ class World:
         return extras
 
     def on_running(self, life: Life) -> None:
-        """A VM of the target runs."""
+        """Handles the start of a VM of the target."""
         assert self._scenario is not None
         world = self._scenario.world
         if world.network and _at_boot(world.network.boots, life):
@@ -125,7 +125,7 @@ class World:
             self._draw_death(self._scenario, world.lifetimes, life)
 
     def on_stopping(self, life: Life) -> None:
-        """A VM of the target goes down."""
+        """Handles the stop of a VM of the target."""
         assert self._scenario is not None
         lost = self._scenario.world.shutdown
         if lost and lost.network_lost_sec is not None:
@@ -134,11 +134,11 @@ class World:
             self._actions.lose_part(lost.gpu_lost_sec, life, "gpu-down", lost.gpu_process)
 
     def bound(self, keys: Iterable[tuple[str, ...]]) -> None:
-        """Members have got roles that they had not."""
+        """Notes that members were granted new roles."""
         self._bound.update(dict.fromkeys(keys, self._cloud.clock.now()))
 
     def in_force(self, key: tuple[str, ...], life: Life | None) -> bool:
-        """Whether a binding works already for the VM that asks."""
+        """Whether a binding is already effective for the VM that sends a request."""
         delay_sec = self._scenario.world.iam_delay_sec if self._scenario else 0
         if not delay_sec or (life is not None and not self._lives.is_ours(life)):
             return True
@@ -157,7 +157,7 @@ class World:
                 await self._actions.preempt(life, cut.notice_sec)
 
     def _draw_death(self, scenario: Scenario, lifetimes: Lifetimes, life: Life) -> None:
-        """Settles when and how this boot ends, and lets it happen."""
+        """Draws when and how this boot ends, and schedules it."""
         drawn = death(scenario.seed, lifetimes, life.boot)
         if drawn is None:
             return

@@ -1,4 +1,4 @@
-"""Secret Manager: secrets, their versions, and who may read them."""
+"""Secret Manager: secrets, their versions and their policies."""
 
 import base64
 import binascii
@@ -35,15 +35,15 @@ class SecretManager(Service):
     def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
         self._secrets = cloud.state.table("secrets/secrets")
-        """By secret id."""
+        """Secrets by id."""
         self._versions = cloud.state.table("secrets/versions")
-        """By `SECRET/NUMBER`; each with its payload, until that is destroyed."""
+        """Versions by `SECRET/NUMBER`, each with its payload until it is destroyed."""
 
     def audit(self) -> Entry:
         return {"secrets": list(self._secrets)}
 
     def routes(self) -> list[BaseRoute]:
-        """/secretmanager/v1."""
+        """The routes /secretmanager/v1."""
         secrets = "v1/projects/{project}/secrets"
         secret = secrets + "/{secret}"
         versions = secret + "/versions"
@@ -141,7 +141,7 @@ class SecretManager(Service):
                 **fields,
                 "name": self._name(secret_id),
                 "createTime": now_text(),
-                # An empty `automatic` means something here.
+                # An empty `automatic` has a meaning here.
                 "replication": {key: value or {} for key, value in replication.items()},
             }
         )

@@ -14,13 +14,13 @@ from outlast.localcloud.storage.content import MultipartReader, malformed
 MAX_CALLS = 100
 MAX_CALL_BYTES = 1 << 20
 BOUNDARY = "batch_outlast"
-# Clients write a call's lines with Python's mail library, whose newlines are bare.
+# Clients write a call's lines with Python's mail library, which uses bare newlines.
 NEWLINE = re.compile(rb"\r?\n")
 BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 
 
 async def answer_batch(request: Request, app: ASGIApp) -> Response:
-    """Answers a multipart/mixed of HTTP requests by what `app` answers to each."""
+    """Answers a multipart/mixed body of HTTP requests with the answers of `app` to each."""
     reader = MultipartReader(request)
     calls: list[tuple[str, bytes]] = []
     while (head := await reader.head()) is not None:
@@ -58,7 +58,7 @@ async def _answer(outer: Request, raw: bytes, app: ASGIApp) -> bytes:
 
 
 def _read_call(outer: Request, raw: bytes) -> tuple[Scope, bytes]:
-    """A call of the batch as a separate request, by the sender of the whole."""
+    """A call of the batch as a separate request, from the sender of the batch."""
     head, body = (*BLANK_LINE.split(raw.lstrip(b"\r\n"), maxsplit=1), b"")[:2]
     first, *lines = NEWLINE.split(head)
     words = first.split()

@@ -69,7 +69,7 @@ class Buckets:
         if is_true(request.query_params, "softDeleted"):
             buckets = self._store.lost.all()
         limit, after = pages.size(request.query_params), pages.start(request.query_params)
-        # Of deleted buckets several may have had one name.
+        # Several deleted buckets may have the same name.
         found = {
             f"{bucket['name']}\n{bucket['generation']}": bucket
             for bucket in buckets
@@ -125,7 +125,7 @@ class Buckets:
         return JSONResponse(self._shown(self._keep({**bucket, **given})))
 
     def _keep(self, bucket: Entry) -> Entry:
-        """Completes what the server decides, counts the change and stores it."""
+        """Fills in the server's fields, counts the change and stores the bucket."""
         access = bucket["iamConfiguration"]
         uniform = access.get("uniformBucketLevelAccess") or {}
         uniform = {"enabled": bool(uniform.get("enabled")), **uniform}
@@ -196,7 +196,8 @@ class Buckets:
         return JSONResponse(self._shown(self._keep(self._store.lost.restore(lost))))
 
     def _lost(self, request: Request, name: str) -> Entry:
-        """The soft-deleted bucket of a name and of the generation that a request asks for."""
+        """The soft-deleted bucket of a name and of the generation in the request. Raises
+        ApiError."""
         generation = whole_number(request.query_params, "generation")
         if generation is None:
             raise ApiError(400, "Required parameter: generation", "required")
@@ -222,7 +223,7 @@ class Buckets:
         return JSONResponse({"kind": "storage#anywhereCaches"})
 
     def list_managed_folders(self, request: Request, name: str) -> Response:
-        """None: `gcloud storage rm --recursive` asks for them before it deletes a bucket."""
+        """Always empty: `gcloud storage rm --recursive` lists them before it deletes a bucket."""
         self._store.bucket(name)
         self._store.require(self._cloud.caller(request), "storage.managedFolders.list", name)
         return JSONResponse({"kind": "storage#managedFolders"})
@@ -271,7 +272,7 @@ class Buckets:
 
 
 def _check_bucket(given: Entry) -> None:
-    """ApiError 400 if a bucket's field has a value that it cannot have."""
+    """Raises ApiError 400 if a bucket's field has a forbidden value."""
     check_storage_class(given.get("storageClass"))
     held = (given.get("softDeletePolicy") or {}).get("retentionDurationSeconds")
     least, most = SOFT_DELETE_SEC

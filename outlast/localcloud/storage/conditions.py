@@ -1,4 +1,4 @@
-"""What a request demands of an object before anything happens to it."""
+"""The preconditions of requests, and the readers of query parameters."""
 
 import re
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Preconditions:
 
     @classmethod
     def of(cls, query: Mapping[str, str], prefix: str = "if") -> "Preconditions":
-        """From a query; `prefix` is `ifSource` for the source of a copy."""
+        """Reads them from a query; `prefix` is `ifSource` for the source of a copy."""
 
         def number(name: str) -> int | None:
             return whole_number(query, f"{prefix}{name}")
@@ -41,7 +41,8 @@ class Preconditions:
         )
 
     def check(self, live: Entry | None, *, reading: bool = False) -> None:
-        """ApiError 412, or 304 if a reader has the object already; None is an absent object."""
+        """Raises ApiError 412, or 304 if a reader already has the object. `live` is None for an
+        absent object."""
         generation = int(live["generation"]) if live else 0
         metageneration = int(live["metageneration"]) if live else None
         if self.generation is not None and self.generation != generation:
@@ -65,7 +66,7 @@ class NotModified(ApiError):
 
 
 def condition_not_met() -> ApiError:
-    """412, as every failed precondition answers."""
+    """The 412 of a failed precondition."""
     return ApiError(
         412,
         "At least one of the pre-conditions you specified did not hold.",
@@ -74,7 +75,7 @@ def condition_not_met() -> ApiError:
 
 
 def whole_number(query: Mapping[str, str], name: str) -> int | None:
-    """A parameter that must be a whole number if it is given."""
+    """A whole number from the query; None if absent. Raises ApiError 400."""
     text = query.get(name)
     if text is None:
         return None
@@ -84,5 +85,5 @@ def whole_number(query: Mapping[str, str], name: str) -> int | None:
 
 
 def is_true(query: Mapping[str, str], name: str) -> bool:
-    """A parameter that is true or false."""
+    """Whether a parameter of the query is true."""
     return query.get(name, "").lower() in ("true", "1")

@@ -1,4 +1,4 @@
-"""Bytes on their way in and out: hashed as they come, never held whole."""
+"""Bytes of uploads and downloads: hashed as they arrive, never whole in memory."""
 
 import base64
 import errno
@@ -20,16 +20,16 @@ from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.base.state import Entry
 
 BLOCK = 256 * 1024
-"""Bytes held at a time; a body up to this size makes no file before it is an object."""
+"""Bytes held at a time; a body up to this size needs no file before it becomes an object."""
 MAX_OBJECT_BYTES = 5 << 40
 MAX_PART_HEAD_BYTES = 1 << 16
 RANGE = re.compile(r"bytes=([0-9]{0,19})-([0-9]{0,19})")
-# gcloud quotes it as no RFC says.
+# gcloud quotes it in a way that no RFC allows.
 BOUNDARY = re.compile(r"""boundary=(["']?)([^\s;"']+)\1""", re.IGNORECASE)
 
 
 class Sink:
-    """Takes an upload's bytes; they go to the file of that path once they are more than a block."""
+    """Collects an upload's bytes; more than a block goes to the file at `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class Sink:
 
     @classmethod
     def resume(cls, path: Path) -> "Sink":
-        """Goes on after the bytes that the file has."""
+        """Continues after the bytes in the file."""
         sink = cls(path)
         with path.open("rb") as file:
             while block := file.read(BLOCK):
@@ -69,12 +69,12 @@ class Sink:
         return self._file
 
     def save(self) -> None:
-        """Hands everything to the system, where it survives the process, and closes the file."""
+        """Writes everything to the file and closes it, so that it survives the process."""
         self._spill().close()
         self._file = None
 
     def move(self, target: Path) -> None:
-        """The bytes, whole, under that path."""
+        """Moves the complete bytes to `target`."""
         if self._file is None and len(self._held) == self.size:
             file = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             try:
@@ -83,19 +83,19 @@ class Sink:
             finally:
                 os.close(file)
             if not self.size:
-                self.path.unlink(missing_ok=True)  # of an upload that was opened
+                self.path.unlink(missing_ok=True)  # the empty file of an opened upload
             return
         self.save()
         os.rename(self.path, target)
 
     def discard(self) -> None:
-        """Closes and deletes the file, if there is one."""
+        """Closes and deletes the file, if it exists."""
         if self._file is not None:
             self._file.close()
         self.path.unlink(missing_ok=True)
 
     def drop(self) -> None:
-        """Closes the file and leaves it."""
+        """Closes the file and keeps it."""
         if self._file is not None:
             self._file.close()
 
@@ -109,7 +109,7 @@ class Sink:
 
 
 def check_hashes(declared: Entry, headers: Mapping[str, str], sink: Sink) -> None:
-    """ApiError 400 if the bytes are not those that the client says it sent."""
+    """Raises ApiError 400 if the bytes do not have the hashes that the client sent."""
     claims = [("CRC32C", declared.get("crc32c")), ("MD5", declared.get("md5Hash"))]
     claims.append(("MD5", headers.get("content-md5")))
     for item in headers.get("x-goog-hash", "").split(","):
@@ -127,7 +127,7 @@ def check_hashes(declared: Entry, headers: Mapping[str, str], sink: Sink) -> Non
 
 
 def check_length(headers: Mapping[str, str]) -> None:
-    """ApiError 400 if a client announces more than an object can be."""
+    """Raises ApiError 400 if the announced length is more than an object may have."""
     for name in ("content-length", "x-upload-content-length"):
         text = headers.get(name, "0")
         if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > MAX_OBJECT_BYTES:
@@ -137,7 +137,7 @@ def check_length(headers: Mapping[str, str]) -> None:
 
 
 def byte_range(text: str, size: int) -> tuple[int, int] | None:
-    """Start and end of a Range header; None if it asks for everything, ApiError 416."""
+    """Start and end of a Range header; None for the whole object. Raises ApiError 416."""
     match = RANGE.fullmatch(text)
     if not match or not (match[1] or match[2]):
         return None
@@ -145,7 +145,7 @@ def byte_range(text: str, size: int) -> tuple[int, int] | None:
         start = int(match[1])
         end = min(int(match[2]) + 1, size) if match[2] else size
         if match[2] and int(match[2]) < start:
-            return None  # no valid range: as if there were none
+            return None  # an invalid range is ignored
     else:
         start, end = max(size - int(match[2]), 0), size
     if start >= size:
@@ -158,13 +158,13 @@ def byte_range(text: str, size: int) -> tuple[int, int] | None:
 
 
 class Media(Response):
-    """An object's bytes, streamed from an open file: a deletion meanwhile does not cut it."""
+    """An object's bytes, streamed from an open file, which a deletion does not interrupt."""
 
     def __init__(
         self, file: BinaryIO, start: int, length: int, status: int, headers: Mapping[str, str]
     ) -> None:
         super().__init__(status_code=status)
-        # What people wrote into an object's fields need not be Latin.
+        # Text in an object's fields may have characters outside Latin-1.
         self.raw_headers = [(k.encode(), v.strip().encode()) for k, v in headers.items()]
         self.raw_headers.append((b"content-length", str(length).encode()))
         self._file = file
@@ -190,7 +190,7 @@ class Media(Response):
 
 
 class Gunzipped(Response):
-    """The bytes that a gzip file holds, of a length that is not known before."""
+    """The unpacked bytes of a gzip file, whose length is not known in advance."""
 
     def __init__(self, file: BinaryIO, headers: Mapping[str, str]) -> None:
         super().__init__()
@@ -207,14 +207,15 @@ class Gunzipped(Response):
 
 
 def is_gzip(file: BinaryIO) -> bool:
-    """Whether a file begins as gzip does; it is read from its start afterwards."""
+    """Whether a file starts like a gzip file; rewinds it."""
     head = file.read(2)
     file.seek(0)
     return head == b"\x1f\x8b"
 
 
 def gunzipped(file: BinaryIO) -> Iterator[bytes]:
-    """What a gzip file's members hold, in pieces of at most a block. zlib.error: it is damaged."""
+    """Yields the unpacked members of a gzip file, in pieces of at most a block. Raises zlib.error
+    if it is damaged."""
     data = file.read(BLOCK)
     while data:
         member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
@@ -226,10 +227,10 @@ def gunzipped(file: BinaryIO) -> Iterator[bytes]:
 
 
 class MultipartReader:
-    """multipart bodies in order, with bounded memory: `head()`, then `body()`, for each part.
+    """Reads a multipart body in order, with bounded memory: `head()`, then `body()`, for each part.
 
-    Lines end as the first one does: Google takes the bare newlines of Python's mail library too.
-    """
+    All lines end like the first one: Google also accepts the bare newlines of Python's mail
+    library."""
 
     def __init__(self, request: Request) -> None:
         match = BOUNDARY.search(request.headers.get("content-type", ""))
@@ -258,14 +259,14 @@ class MultipartReader:
         return Headers(raw=[(k.strip().lower(), v.strip()) for k, _, v in pairs])
 
     async def _read_newline(self) -> None:
-        """Finds out how the lines end: by the first, which is the first delimiter."""
+        """Reads the first line, the first delimiter, to find how lines end."""
         while (end := self._buffer.find(b"\n", len(self._delimiter))) < 0:
             if len(self._buffer) > MAX_PART_HEAD_BYTES or not await self._fill():
                 raise malformed()
         self._newline = b"\r\n" if self._buffer[end - 1 : end] == b"\r" else b"\n"
 
     async def body(self) -> AsyncIterator[bytes]:
-        """The bytes of the part up to the next delimiter."""
+        """Yields the bytes of the part up to the next delimiter."""
         marker = self._newline + self._delimiter
         while (end := self._buffer.find(marker)) < 0:
             ready = len(self._buffer) - len(marker) + 1
@@ -278,7 +279,7 @@ class MultipartReader:
         del self._buffer[:end]
 
     async def whole_body(self, limit: int) -> bytes:
-        """The bytes of a part that must not be more than the limit."""
+        """The bytes of a part; raises ApiError 400 if there are more than `limit`."""
         read = bytearray()
         async for chunk in self.body():
             read += chunk
@@ -287,7 +288,7 @@ class MultipartReader:
         return bytes(read)
 
     async def drain(self) -> None:
-        """Reads what follows the last part."""
+        """Reads the rest after the last part."""
         while await self._fill():
             self._buffer.clear()
 

@@ -1,4 +1,4 @@
-"""Objects made of objects: compose, copy, rewrite and move."""
+"""Objects from objects: compose, copy, rewrite and move."""
 
 import asyncio
 import secrets
@@ -26,7 +26,7 @@ REWRITE_QUANTUM = 1 << 20
 
 
 class Copies:
-    """The calls that copy bytes within the cloud; they do so off the loop."""
+    """The calls that copy bytes within the cloud, in threads."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -51,7 +51,7 @@ class Copies:
         entries = [self._source(caller, bucket, source or {}) for source in sources]
         components = sum(entry.get("componentCount", 1) for entry in entries)
         sink = self._store.new_upload()
-        files = [self._store.open(entry) for entry in entries]  # a deletion meanwhile does not cut
+        files = [self._store.open(entry) for entry in entries]  # survives a deletion
         try:
             for file in files:
                 await asyncio.to_thread(_pour, file, sink)
@@ -75,12 +75,12 @@ class Copies:
         return entry
 
     async def copy(self, request: Request, source: tuple[str, str], to: tuple[str, str]) -> Entry:
-        """The object, whole, at its new place."""
+        """Copies the whole object; returns the new one."""
         kept = await self._copied(request, await read_json(request), source, to)
         return self._store.shown(kept)
 
     async def move(self, request: Request, bucket: str, name: str, new: str) -> Entry:
-        """The object under its new name, and gone from the old one."""
+        """Renames the object; returns it."""
         caller = self._store.caller(request)
         self._store.bucket(bucket)
         self._store.require(caller, "storage.objects.move", bucket, name)
@@ -90,7 +90,7 @@ class Copies:
     async def rewrite(
         self, request: Request, source: tuple[str, str], to: tuple[str, str]
     ) -> Entry:
-        """Continues a rewrite; it takes more than one call if location or class change."""
+        """Continues a rewrite, which needs more than one call if the location or class changes."""
         body = await read_json(request)
         query, caller = request.query_params, self._store.caller(request)
         _, fields = checked_metadata({**body, "name": to[1]}, QueryParams())
@@ -120,7 +120,7 @@ class Copies:
         return {**answer, "resource": self._store.shown(kept)}
 
     def _step(self, query: QueryParams, source: Entry, bucket: str, fields: Entry) -> int:
-        """How many bytes of the source one call rewrites."""
+        """Bytes of the source that one call rewrites. Raises ApiError 400."""
         asked = whole_number(query, "maxBytesRewrittenPerCall")
         if asked is not None and (asked < REWRITE_QUANTUM or asked % REWRITE_QUANTUM):
             raise ApiError(

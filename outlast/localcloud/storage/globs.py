@@ -1,4 +1,4 @@
-"""`matchGlob` of a list: which names a pattern means."""
+"""`matchGlob` of a list: compiles patterns of names."""
 
 import re
 
@@ -8,8 +8,9 @@ LONGEST = 1024
 
 
 def compiled(glob: str) -> re.Pattern[str]:
-    """`*` and `?` stay within a folder, `**` does not; `[a-z]`, `[!a-z]` and `{a,b}` are as in a
-    shell, and a backslash takes the next sign as it is. ApiError 400 if it is not a pattern."""
+    """Compiles a glob. `*` and `?` match within a folder, `**` across folders; `[a-z]`, `[!a-z]`
+    and `{a,b}` work as in a shell, and a backslash escapes the next character. Raises ApiError 400
+    if it is not valid."""
     if len(glob) > LONGEST:
         raise _invalid(glob, f"must have at most {LONGEST} characters")
     pattern, at, depth = "", 0, 0
@@ -46,7 +47,7 @@ def compiled(glob: str) -> re.Pattern[str]:
 
 
 def _class(glob: str, at: int) -> tuple[str, int]:
-    """The class of signs whose `[` is before `at`, and where the pattern continues."""
+    """The regex of the character class whose `[` is before `at`, and the index after it."""
     end = glob.find("]", at + 1)
     signs = glob[at:end]
     negated = signs[:1] in ("!", "^")

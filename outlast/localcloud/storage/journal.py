@@ -1,9 +1,9 @@
-"""What the storage remembers: tables in memory, and one file that every change is appended to.
+"""The state of the storage: tables in memory, and one file to which every change is appended.
 
-A change is one line and one write, however many entries it touches: a cloud killed at any moment
-finds all of a change or none of it. A line that was cut is dropped at the next start. As in
-`base.state`, the file is not synced: it survives the death of the process, not of the machine.
-"""
+A change is one line and one write, however many entries it changes: after a kill at any moment, a
+change is there completely or not at all. An incomplete line is dropped at the next start. As in
+`base.state`, the file is not synced: it survives the end of the process, but not a crash of the
+machine."""
 
 import bisect
 import errno
@@ -15,14 +15,14 @@ from pathlib import Path
 from outlast.localcloud.base.state import Entry
 
 Change = tuple[str, str | None, Entry | None]
-"""Table, key, value; no value deletes the key, no key the whole table."""
+"""Table, key, value. Without a value the key is deleted, without a key the whole table."""
 
 COMPACT_FROM = 20_000
-"""Lines; a file of more lines is rewritten if it says everything twice or more."""
+"""Lines from which a file is rewritten, if at least half of them are obsolete."""
 
 
 class Table(Mapping[str, Entry]):
-    """Entries by name, read in order of names. Only `Journal.write` changes one."""
+    """Entries by name, iterated in order of names. Only `Journal.write` changes a table."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
@@ -41,12 +41,12 @@ class Table(Mapping[str, Entry]):
         return key in self._entries
 
     def names_from(self, first: str) -> Iterator[str]:
-        """The names at or after `first`, in order; the table must not change meanwhile."""
+        """Yields the names at or after `first`, in order; the table must not change in between."""
         for index in range(bisect.bisect_left(self._order, first), len(self._order)):
             yield self._order[index]
 
     def put(self, key: str, value: Entry | None) -> None:
-        """For the journal alone."""
+        """Sets or deletes an entry; only for the journal."""
         if value is not None:
             if key not in self._entries:
                 bisect.insort(self._order, key)
@@ -78,11 +78,11 @@ class Journal:
         os.truncate(self._path, whole)
 
     def table(self, name: str) -> Table:
-        """The table of that name, the same object until the whole of it is deleted."""
+        """The table of this name; the same object until the whole table is deleted."""
         return self._tables.setdefault(name, Table())
 
     def write(self, *changes: Change) -> None:
-        """Makes the changes, all or none."""
+        """Makes all changes or none. Raises OSError if the disk is full."""
         self._append(self._file, changes)
         self._apply(changes)
         self._lines += 1
@@ -105,7 +105,7 @@ class Journal:
         return written
 
     def _compact(self) -> None:
-        """Rewrites the file if most of its lines no longer count."""
+        """Rewrites the file if at least half of its lines are obsolete."""
         count = sum(len(table) for table in self._tables.values())
         if self._lines < 2 * count:
             return

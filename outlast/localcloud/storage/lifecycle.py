@@ -1,7 +1,6 @@
-"""A bucket's lifecycle rules, applied when a client says that the time has come.
+"""Applies buckets' lifecycle rules on request.
 
-The platform does them about once a day; here a rehearsal says for which moment.
-"""
+The platform applies them about once a day; here a rehearsal names the moment."""
 
 from datetime import date, datetime
 from typing import Any
@@ -12,8 +11,8 @@ from outlast.localcloud.storage.store import DAY_SEC, Store, versions_of
 
 
 def apply(store: Store, at: float) -> list[Entry]:
-    """Does what the rules of all buckets ask for at a moment, and says it: [{bucket, name,
-    generation, action}]. An object that one rule deletes gets no class by another."""
+    """Applies the rules of all buckets as of a moment; returns [{bucket, name, generation,
+    action}]. An object that one rule deletes gets no class by another."""
     done: list[Entry] = []
     for bucket in list(store.buckets):
         rules = (store.buckets[bucket].get("lifecycle") or {}).get("rule") or []
@@ -51,7 +50,7 @@ def _newer_versions(store: Store, entry: Entry) -> int:
 
 
 def _holds(condition: Entry, entry: Entry, newer: int, at: float) -> bool:
-    """Whether all of a rule's conditions hold; of one that is not known here none does."""
+    """Whether all of a rule's conditions hold; an unknown condition never does."""
     gone = entry.get("timeDeleted")
     tests: dict[str, Any] = {
         "age": lambda days: _days(entry["timeCreated"], at) >= int(days),

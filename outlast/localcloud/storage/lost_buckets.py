@@ -1,4 +1,4 @@
-"""Buckets that were deleted and are held for a time: soft delete."""
+"""Soft-deleted buckets, which are kept for a time."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ class LostBuckets:
     """The buckets that can be restored, each with its policy and its soft-deleted objects."""
 
     def __init__(self, cloud: Cloud, journal: Journal, folder: Path) -> None:
-        """`folder` holds the bytes of objects, by generation."""
+        """`folder` holds the bytes of objects, in files named by generation."""
         self._cloud = cloud
         self._journal = journal
         self._bytes = folder
@@ -22,16 +22,16 @@ class LostBuckets:
         """By `version_key`."""
 
     def all(self) -> list[Entry]:
-        """Those whose time is not over."""
+        """The soft-deleted buckets whose time is not over."""
         self.expire()
         return list(self._lost.values())
 
     def names(self) -> list[str]:
-        """What their tables of objects go by; no bucket has such a name."""
+        """The names of their tables of objects; no bucket has such a name."""
         return [_held_name(lost) for lost in self._lost.values()]
 
     def hold(self, bucket: Entry) -> None:
-        """Deletes an empty bucket so that it can be restored."""
+        """Soft-deletes an empty bucket."""
         name, now = bucket["name"], time.time()
         held_sec = int(bucket["softDeletePolicy"]["retentionDurationSeconds"])
         lost = {
@@ -50,7 +50,7 @@ class LostBuckets:
         self._cloud.policies.drop(f"buckets/{name}")
 
     def find(self, name: str, generation: int) -> Entry:
-        """A soft-deleted bucket, or ApiError 404."""
+        """A soft-deleted bucket; raises ApiError 404."""
         self.expire()
         found = self._lost.get(version_key(name, generation))
         if found is None:
@@ -58,7 +58,7 @@ class LostBuckets:
         return found
 
     def restore(self, lost: Entry) -> Entry:
-        """Brings a bucket back, with its policy and what it held of objects."""
+        """Restores a bucket, with its policy and its soft-deleted objects."""
         name, key = lost["name"], version_key(lost["name"], int(lost["generation"]))
         held = _held_name(lost)
         gone = self._journal.table(f"gone/{held}")
@@ -75,14 +75,14 @@ class LostBuckets:
         return bucket
 
     def expire(self) -> None:
-        """Deletes those whose time is over."""
+        """Deletes the buckets whose time is over."""
         now = time.time()
         for key, lost in list(self._lost.items()):
             if from_rfc3339(lost["hardDeleteTime"]) <= now:
                 self._forget(key)
 
     def clear(self) -> None:
-        """Deletes them all."""
+        """Deletes all of them."""
         for key in list(self._lost):
             self._forget(key)
 
@@ -95,7 +95,8 @@ class LostBuckets:
 
 
 def version_key(name: str, generation: int) -> str:
-    """A version's key: all of a name lie together, in order; no name has a line's end in it."""
+    """The key of a version: all versions of a name are adjacent, in order. No name contains a
+    newline."""
     return f"{name}\n{generation:020d}"
 
 

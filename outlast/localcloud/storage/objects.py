@@ -37,7 +37,7 @@ from outlast.localcloud.storage.store import Store, versions_of
 
 
 class Objects:
-    """The calls on objects that send no bytes."""
+    """The calls on objects that upload no bytes."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -100,8 +100,8 @@ class Objects:
         if asked:
             headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
         file = self._store.open(entry)
-        # Bytes that were damaged on the disk are served as they are, in an answer that is whole:
-        # a client shall see damage, not a connection that breaks for ever.
+        # Damaged bytes on the disk are served as they are, in a complete answer: a client should
+        # see the damage, not a connection that breaks every time.
         end = min(end, os.fstat(file.fileno()).st_size)
         return Media(file, start, max(end - start, 0), 206 if asked else 200, headers)
 
@@ -149,8 +149,8 @@ class Objects:
         return JSONResponse(_page(items, prefixes, None))
 
     def _names(self, bucket: str, query: QueryParams, prefix: str, after: str) -> Iterator[str]:
-        """Names in order from the page's start: live ones, with `versions` those gone as well,
-        with `softDeleted` the soft-deleted alone."""
+        """The names in order from the page's start: live ones; with `versions`, noncurrent ones
+        too; with `softDeleted`, only soft-deleted ones."""
         first = max(prefix, query.get("startOffset", ""), after)
         if is_true(query, "softDeleted"):
             names = _names_of([self._store.gone(bucket)], first)
@@ -223,7 +223,7 @@ class Objects:
 
 
 def _names_of(tables: Sequence[Table], first: str) -> Iterator[str]:
-    """The names from there on in tables by name or `version_key`, each once."""
+    """The names at or after `first` in tables by name or `version_key`, each once."""
     found = {key.partition("\n")[0] for table in tables for key in table.names_from(first)}
     return iter(sorted(found))
 
@@ -240,8 +240,8 @@ def _page(items: list[Entry], prefixes: list[str], last: str | None) -> Entry:
 
 
 def _is_transcoded(request: Request, entry: Entry) -> bool:
-    """Whether an object that is kept as gzip is served decompressed: to clients that do not take
-    gzip, whole whatever Range asks, unless the object's Cache-Control forbids it
+    """Whether a gzip object is served decompressed: to clients that do not accept gzip, unless its
+    Cache-Control forbids it. Then a Range is ignored
     (https://cloud.google.com/storage/docs/transcoding)."""
     accepted = request.headers.get("accept-encoding", "")
     return (

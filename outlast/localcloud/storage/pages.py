@@ -1,4 +1,4 @@
-"""Pages of what storage lists: a page ends after its last name, which the token carries."""
+"""Pages of lists: a page ends after its last name, which its token contains."""
 
 import base64
 from collections.abc import Mapping
@@ -7,11 +7,11 @@ from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.storage.conditions import whole_number
 
 MAX_PAGE = 1000
-"""Also if a query asks for no size."""
+"""Items of a page, also if the query names no size."""
 
 
 def size(query: Mapping[str, str]) -> int:
-    """How many items and prefixes a page may have."""
+    """Most items and prefixes of a page. Raises ApiError 400."""
     asked = whole_number(query, "maxResults")
     limit = MAX_PAGE if asked is None else min(asked, MAX_PAGE)
     if limit < 1:
@@ -20,7 +20,7 @@ def size(query: Mapping[str, str]) -> int:
 
 
 def start(query: Mapping[str, str]) -> str:
-    """The last name of the page before; empty for the first page."""
+    """The last name of the previous page; empty for the first page. Raises ApiError 400."""
     token = query.get("pageToken", "")
     try:
         return base64.urlsafe_b64decode(token).decode()

@@ -1,4 +1,4 @@
-"""Objects' and buckets' JSON: what a client may set, and in what form."""
+"""The JSON of objects and buckets: the fields that a client may set, and their forms."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.base.state import Entry
 from outlast.localcloud.http.discovery import check_body
 
-# What a client may set on an object; everything else belongs to the server.
+# The fields of an object that a client may set; the server sets all others.
 OBJECT_FIELDS = (
     "cacheControl",
     "contentDisposition",
@@ -39,10 +39,11 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def check_name(name: object) -> str:
-    """The name, or ApiError 400: 1 to 1024 bytes of UTF-8 and none of the forbidden forms."""
+    """Returns the name; raises ApiError 400 unless it has 1 to 1024 bytes of UTF-8 and no forbidden
+    form."""
     try:
         length = len(name.encode()) if isinstance(name, str) else 0
-    except UnicodeEncodeError:  # half of a surrogate pair, by a JSON escape
+    except UnicodeEncodeError:  # half of a surrogate pair, from a JSON escape
         length = 0
     text = str(name)
     bad = text in (".", "..") or "\r" in text or "\n" in text
@@ -52,7 +53,7 @@ def check_name(name: object) -> str:
 
 
 def checked_metadata(metadata: Entry, query: Mapping[str, str]) -> tuple[str, Entry]:
-    """The object's name and what the client sets on it."""
+    """The object's name and the fields that the client sets. Raises ApiError."""
     if metadata.keys() != {"name"}:
         check_body("storage.v1", "Object", metadata)
     name = query.get("name") or metadata.get("name") or ""
@@ -67,7 +68,7 @@ def checked_metadata(metadata: Entry, query: Mapping[str, str]) -> tuple[str, En
 
 
 def check_fields(given: Entry) -> None:
-    """ApiError if a field of an object has a value that it cannot have."""
+    """Raises ApiError if a field of an object has a forbidden value."""
     for field in UNKNOWN_OBJECT_FIELDS:
         if given.get(field):
             raise ApiError(501, f"{field} of an object is not implemented by the local cloud")
@@ -98,13 +99,13 @@ def _encodable(field: str, value: object) -> str:
 
 
 def check_storage_class(value: object) -> None:
-    """ApiError 400 for a class that there is not; None passes."""
+    """Raises ApiError 400 for an unknown class; None passes."""
     if value is not None and value not in STORAGE_CLASSES:
         raise ApiError(400, f"Invalid storage class: {value!r}", "invalid")
 
 
 def check_request(request: Request) -> None:
-    """ApiError for what a client asks beside the call, if it cannot be had."""
+    """Raises ApiError for headers and parameters that the local cloud does not support."""
     query: QueryParams = request.query_params
     for name in request.headers:
         if name.startswith(("x-goog-encryption-", "x-goog-copy-source-encryption-")):
@@ -121,7 +122,7 @@ def check_request(request: Request) -> None:
 
 
 def merge(entry: Entry, changes: Entry) -> Entry:
-    """JSON merge patch: null removes, objects merge, all else replaces."""
+    """Applies a JSON merge patch: null removes, objects merge, other values replace."""
     merged = dict(entry)
     for key, value in changes.items():
         if value is None:
@@ -134,7 +135,7 @@ def merge(entry: Entry, changes: Entry) -> Entry:
 
 
 def shown_object(base_url: str, entry: Entry) -> Entry:
-    """An object as the API shows it."""
+    """The JSON of an object."""
     bucket, generation = entry["bucket"], entry["generation"]
     tail = f"/storage/v1/b/{bucket}/o/{quote(entry['name'], safe='')}"
     return {

@@ -1,4 +1,4 @@
-"""The API's front: which call goes where, and what the rest of the cloud asks of the storage."""
+"""The front of the API: its routes, and the interface for the rest of the cloud."""
 
 from typing import Any
 from urllib.parse import unquote
@@ -37,7 +37,7 @@ class Storage(Service):
     # -- for the rest of the cloud -----------------------------------------------------------
 
     def audit(self) -> Entry:
-        """Of every bucket {name, objects (live), versions (noncurrent)}."""
+        """Every bucket as {name, objects (live), versions (noncurrent)}."""
         store = self._store
         buckets = [
             {"name": b, "objects": len(store.live(b)), "versions": len(store.old(b))}
@@ -46,12 +46,12 @@ class Storage(Service):
         return {"buckets": buckets}
 
     def session_object(self, upload_id: str) -> str | None:
-        """The object's name of a resumable upload, for fault rules."""
+        """The name of a resumable upload's object, for fault rules; None if unknown."""
         session = self._store.sessions.get(upload_id)
         return session["name"] if session else None
 
     def content(self, bucket: str, name: str) -> bytes | None:
-        """The bytes of an object as it is now; None if there is none."""
+        """The current bytes of an object; None if it does not exist."""
         entry = self._store.live(bucket).get(name) if bucket in self._store.buckets else None
         if entry is None:
             return None
@@ -59,11 +59,12 @@ class Storage(Service):
             return file.read()
 
     def apply_lifecycle(self, at: float) -> list[Entry]:
-        """Does what the buckets' lifecycle rules ask for at a moment, and says it."""
+        """Applies the buckets' lifecycle rules as of a moment; returns the changes."""
         return lifecycle.apply(self._store, at)
 
     def set_switch(self, name: str, value: Any) -> None:
-        """Changes how strict the storage is. KeyError: no such switch; ValueError: wrong value."""
+        """Changes how strict the storage is. Raises KeyError for an unknown switch, ValueError for
+        a wrong value."""
         known = SWITCHES[name]
         right = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
         if not right or (isinstance(known, int) and not isinstance(value, int)):
@@ -89,7 +90,7 @@ class Storage(Service):
 
     async def _answer(self, request: Request) -> Response:
         check_request(request)
-        # Names hold escaped slashes: only the path as it was sent says where segments end.
+        # Names may contain escaped slashes: only the raw path shows where segments end.
         match (request.method, *_segments(request)):
             case ("GET", "b"):
                 return self._buckets.list_page(request)
@@ -155,11 +156,11 @@ class Storage(Service):
         raise not_implemented(request.method, request.url.path)
 
     async def _answer_batch(self, request: Request) -> Response:
-        # Fault rules see each call of a batch as if it had come alone.
+        # Fault rules see each call of a batch as a separate request.
         return await answer_batch(request, self._cloud.faults.wrap(self._answer_call))
 
     async def _answer_call(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One call of a batch."""
+        """Answers one call of a batch."""
         request = Request(scope, receive)
         try:
             if not scope["path"].startswith("/storage/v1/"):

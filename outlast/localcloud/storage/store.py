@@ -1,4 +1,4 @@
-"""What there is: buckets and objects, and the rules that every change of one keeps."""
+"""The buckets and objects, and the rules for every change of one."""
 
 import os
 import secrets
@@ -24,19 +24,19 @@ from outlast.localcloud.storage.resources import shown_object
 
 DAY_SEC = 86400
 SESSION_SEC = 7 * DAY_SEC
-"""A resumable upload and a rewrite can be continued for a week."""
+"""Seconds for which a resumable upload or a rewrite can continue."""
 MAX_WRITES_REMEMBERED = 20_000
 
 SWITCHES: dict[str, int | float] = {
-    # An object's name takes one write in this time; an earlier one is refused with 429.
+    # Least seconds between two writes of one name; an earlier one is refused with 429.
     "write_interval_sec": 1.0,
-    # A rewrite that changes location or class gets so far in one call.
+    # Bytes per call of a rewrite that changes the location or class.
     "rewrite_bytes_per_call": 1 << 30,
 }
 
 
 class Store:
-    """Buckets, objects, their bytes and the uploads under way."""
+    """Buckets, objects, their bytes, and uploads in progress."""
 
     def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
@@ -58,7 +58,8 @@ class Store:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Deletes unreachable data: bytes without an entry, uploads without a session."""
+        """Deletes unreachable data: expired sessions, bytes without an entry, uploads without a
+        session."""
         for name in ("sessions", "rewrites"):
             for key, value in list(self.journal.table(name).items()):
                 if time.time() - value["opened"] > SESSION_SEC:
@@ -97,11 +98,11 @@ class Store:
         return self.journal.table(f"live/{bucket}")
 
     def old(self, bucket: str) -> Table:
-        """Noncurrent versions, by `version_key`."""
+        """The noncurrent versions, by `version_key`."""
         return self.journal.table(f"old/{bucket}")
 
     def gone(self, bucket: str) -> Table:
-        """Soft-deleted objects, by `version_key`."""
+        """The soft-deleted objects, by `version_key`."""
         return self.journal.table(f"gone/{bucket}")
 
     def expire(self, bucket: str) -> None:
@@ -120,7 +121,7 @@ class Store:
         return self.path(entry).open("rb")
 
     def new_upload(self) -> Sink:
-        """For the bytes of one request."""
+        """A sink for the bytes of one request."""
         return Sink(self.uploads / f"direct-{secrets.token_hex(12)}")
 
     def shown(self, entry: Entry) -> Entry:
@@ -129,13 +130,13 @@ class Store:
     # -- buckets -----------------------------------------------------------------------------
 
     def bucket(self, name: str) -> Entry:
-        """The bucket, or ApiError 404."""
+        """The bucket; raises ApiError 404."""
         if name not in self.buckets:
             raise ApiError(404, "The specified bucket does not exist.")
         return self.buckets[name]
 
     def drop_bucket(self, bucket: str) -> None:
-        """Deletes the bucket with all that is in it."""
+        """Deletes the bucket with its content, without soft delete."""
         entries: list[Entry] = []
         for table in (self.live(bucket), self.old(bucket), self.gone(bucket)):
             entries.extend(table.values())
@@ -146,7 +147,7 @@ class Store:
             self.path(entry).unlink(missing_ok=True)
 
     def delete_bucket(self, name: str) -> None:
-        """Deletes an empty bucket; soft delete holds it, and what it held of objects."""
+        """Deletes an empty bucket; soft delete keeps it with its soft-deleted objects."""
         if int(self.buckets[name]["softDeletePolicy"]["retentionDurationSeconds"]):
             self.lost.hold(self.buckets[name])
         else:
@@ -156,7 +157,7 @@ class Store:
         return bool((self.buckets[bucket].get("versioning") or {}).get("enabled"))
 
     def is_uniform(self, bucket: str) -> bool:
-        """Whether access goes by the bucket's policy alone."""
+        """Whether the bucket has uniform access: only its policy counts."""
         return self.bucket(bucket)["iamConfiguration"]["uniformBucketLevelAccess"]["enabled"]
 
     # -- permissions -------------------------------------------------------------------------
@@ -164,7 +165,7 @@ class Store:
     def require(
         self, caller: Caller, permission: str, bucket: str, name: str = "", listing: str = ""
     ) -> None:
-        """ApiError 403 unless the caller has the permission on the object, or on the bucket."""
+        """Raises ApiError 403 unless the caller has the permission on the object or the bucket."""
         if caller.email is None:
             return
         resource = f"projects/_/buckets/{bucket}" + (f"/objects/{name}" if name else "")
@@ -183,14 +184,15 @@ class Store:
     # -- objects -----------------------------------------------------------------------------
 
     def find(self, caller: Caller, bucket: str, name: str, generation: int | None) -> Entry:
-        """The live object or the version asked for; 403 or 404 as the caller may know."""
+        """The live object or the version of this generation. Raises ApiError 404, or 403 if the
+        caller may not list."""
         self.bucket(bucket)
         live = self.live(bucket).get(name)
         entry = live
         if generation is not None and (live is None or int(live["generation"]) != generation):
             entry = self.old(bucket).get(version_key(name, generation))
         if entry is None:
-            # A caller that may not list must not learn what is absent.
+            # A caller that may not list must not learn that an object is absent.
             self.require(caller, "storage.objects.list", bucket, name)
             version = "" if generation is None else f"#{generation}"
             raise ApiError(404, f"No such object: {bucket}/{name}{version}")
@@ -199,7 +201,8 @@ class Store:
     def check_write(
         self, caller: Caller, bucket: str, name: str, conditions: Preconditions
     ) -> Entry | None:
-        """Permissions and preconditions of a write; the object that it would replace."""
+        """Checks the permissions and preconditions of a write; returns the object that it would
+        replace. Raises ApiError."""
         self.bucket(bucket)
         self.require(caller, "storage.objects.create", bucket, name)
         live = self.live(bucket).get(name)
@@ -209,7 +212,7 @@ class Store:
         return live
 
     def count_write(self, bucket: str, name: str) -> None:
-        """Remembers the write; ApiError 429 if the name was written within the interval."""
+        """Remembers the write; raises ApiError 429 if the name was written within the interval."""
         now, interval = time.monotonic(), self.switches["write_interval_sec"]
         if now - self._last_write.get((bucket, name), float("-inf")) < interval:
             raise ApiError(
@@ -234,8 +237,8 @@ class Store:
         conditions: Preconditions,
         **more: Any,
     ) -> Entry:
-        """Makes the sink's bytes the live object; no await in here. `more` are fields of the
-        server's own that this way of writing adds."""
+        """Makes the sink's bytes the live object, without an await. `more` are server fields that
+        this kind of write adds. Raises ApiError."""
         live = self.check_write(caller, bucket, name, conditions)
         self.count_write(bucket, name)
         entry = self._fresh(bucket, name, fields)
@@ -258,8 +261,8 @@ class Store:
         *,
         moved: bool = False,
     ) -> Entry:
-        """Makes that file, which holds the source's bytes, the live object; a source that is
-        moved goes in the same moment."""
+        """Makes the file `bytes_at`, which holds the source's bytes, the live object; if `moved`,
+        deletes the source in the same change. Raises ApiError."""
         live = self.check_write(caller, bucket, name, conditions)
         self.count_write(bucket, name)
         same = ("size", "crc32c", "md5Hash", "componentCount")
@@ -295,7 +298,7 @@ class Store:
         self._drop_bytes(leaving)
 
     def change(self, entry: Entry, kept: Entry) -> Entry:
-        """Keeps new metadata of a live or noncurrent version."""
+        """Stores new metadata of a live or noncurrent version; returns it."""
         kept = {
             **kept,
             "metageneration": str(int(entry["metageneration"]) + 1),
@@ -306,13 +309,14 @@ class Store:
         return kept
 
     def delete(self, entry: Entry, *, for_good: bool) -> None:
-        """Deletes a version. A live one of a bucket with versioning stays as a noncurrent one
-        unless it is meant `for_good`; soft delete then holds what is gone."""
+        """Deletes a version. A live one in a bucket with versioning becomes noncurrent unless
+        `for_good`; soft delete keeps the others for a time."""
         self.journal.write(*self._removal(entry, for_good=for_good))
         self._drop_bytes([entry])
 
     def _removal(self, entry: Entry, *, for_good: bool = False) -> list[Change]:
-        """The changes that take a version from its place, and keep it if it is still held."""
+        """The changes that remove a version from its table, and keep it in another one if it must
+        be kept."""
         bucket, name = entry["bucket"], entry["name"]
         removal: Change = (*_place(entry), None)
         if "timeDeleted" not in entry and not for_good and self.is_versioned(bucket):
@@ -327,7 +331,7 @@ class Store:
         return [removal, (f"gone/{bucket}", key, {**entry, **times})]
 
     def _drop_bytes(self, entries: Iterable[Entry]) -> None:
-        """Deletes the bytes of those that no table has any more."""
+        """Deletes the bytes of entries that are in no table any more."""
         for entry in entries:
             key = version_key(entry["name"], int(entry["generation"]))
             if key not in self.old(entry["bucket"]) and key not in self.gone(entry["bucket"]):
@@ -335,7 +339,7 @@ class Store:
 
 
 def versions_of(table: Table, name: str) -> list[Entry]:
-    """The entries of a table by `version_key` that have the name, the oldest first."""
+    """The entries of this name in a table by `version_key`, the oldest first."""
     found: list[Entry] = []
     for key in table.names_from(f"{name}\n"):
         if not key.startswith(f"{name}\n"):
@@ -345,7 +349,7 @@ def versions_of(table: Table, name: str) -> list[Entry]:
 
 
 def _place(entry: Entry) -> tuple[str, str]:
-    """Table and key of a live or noncurrent version."""
+    """The table and key of a live or noncurrent version."""
     if "timeDeleted" in entry:
         return f"old/{entry['bucket']}", version_key(entry["name"], int(entry["generation"]))
     return f"live/{entry['bucket']}", entry["name"]

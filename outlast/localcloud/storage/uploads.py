@@ -1,4 +1,4 @@
-"""Bytes from clients: media, multipart and resumable uploads."""
+"""Uploads: media, multipart and resumable."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ from outlast.localcloud.storage.store import Store
 
 CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,19})-([0-9]{1,19})|\*)/([0-9]{1,19}|\*)")
 CHUNK_QUANTUM = 256 * 1024
-"""Resumable uploads keep whole multiples of this, except at their end."""
+"""Bytes; a resumable upload keeps whole multiples of this, except at its end."""
 MAX_METADATA_BYTES = 1 << 20
 MAX_HASHES_KEPT = 1000
 
@@ -39,12 +39,12 @@ class Uploads:
     def __init__(self, cloud: Cloud, store: Store) -> None:
         self._cloud = cloud
         self._store = store
-        # What is known of the bytes of uploads under way; lost, it is computed again.
+        # The hashes of uploads in progress; they can be computed again.
         self._sinks: dict[str, Sink] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     def reset(self) -> None:
-        """Forgets the uploads under way."""
+        """Forgets the uploads in progress."""
         for sink in self._sinks.values():
             sink.drop()
         self._sinks.clear()
@@ -131,7 +131,7 @@ class Uploads:
         return upload_id, self._store.sessions[upload_id]
 
     async def resume(self, request: Request) -> Response:
-        """Takes more bytes of a session, or says how many it has."""
+        """Receives more bytes of a session, or answers how many it has. Raises ApiError."""
         upload_id, _ = self._session(request)
         check_length(request.headers)
         async with self._locks.setdefault(upload_id, asyncio.Lock()):
@@ -146,7 +146,7 @@ class Uploads:
                 await self._append(request, upload_id, sink, 0, None, None)
                 return self._finish(request, upload_id, session, sink)
             first, last, total = asked
-            if first is None:  # a query of the status, or the end of an empty rest
+            if first is None:  # a query of the status, or the end without more bytes
                 if total is None or total != sink.size:
                     return _incomplete(sink.size)
                 return self._finish(request, upload_id, session, sink)
@@ -158,7 +158,8 @@ class Uploads:
     async def _sink(self, upload_id: str) -> Sink:
         if upload_id not in self._sinks:
             path = self._store.uploads / upload_id
-            # Hashing what an earlier process received may take long: not on the loop.
+            # Hashing the bytes that an earlier process received may take long, so it is done in a
+            # thread.
             self._sinks[upload_id] = await asyncio.to_thread(Sink.resume, path)
             for other in list(self._sinks)[:-MAX_HASHES_KEPT]:
                 if not self._locks[other].locked():
@@ -174,7 +175,8 @@ class Uploads:
         last: int | None,
         total: int | None,
     ) -> None:
-        """Takes the bytes of one request; what came before a cut stays, to the quantum."""
+        """Receives the bytes of one request. After an interruption, whole multiples of the quantum
+        stay. Raises ApiError 400."""
         if first > sink.size:
             raise ApiError(
                 400,
@@ -188,7 +190,7 @@ class Uploads:
                 f"A chunk that is not the last must be a multiple of {CHUNK_QUANTUM} bytes.",
                 "invalid",
             )
-        skip = sink.size - first  # the client may send again what has arrived
+        skip = sink.size - first  # the client may repeat bytes that have arrived
         expected = None if last is None else max(last + 1, sink.size)
         try:
             async for chunk in request.stream():
@@ -233,8 +235,8 @@ class Uploads:
 
 
 def _content_range(request: Request) -> tuple[int | None, int, int | None] | None:
-    """First, last and total of a Content-Range; None if there is none, no first in a query of
-    the status."""
+    """First, last and total of a Content-Range; None without one. First is None in a query of the
+    status. Raises ApiError 400."""
     text = request.headers.get("content-range")
     if text is None:
         return None
@@ -248,6 +250,6 @@ def _content_range(request: Request) -> tuple[int | None, int, int | None] | Non
 
 
 def _incomplete(received: int) -> Response:
-    """308: the upload continues after the bytes named in Range."""
+    """The 308 that names in Range the bytes received so far."""
     headers = {"range": f"bytes=0-{received - 1}"} if received else {}
     return Response(status_code=308, headers=headers)
