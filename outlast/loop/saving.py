@@ -1,4 +1,4 @@
-"""Snapshots of a training's state: when one is due, and what became of it."""
+"""Saves a training's state: makes snapshots when they are due and hands them over."""
 
 import shutil
 import time
@@ -30,7 +30,7 @@ class Saver:
         *,
         leader: ranks.Leader | None = None,
     ) -> None:
-        """As Writer."""
+        """See Writer."""
         self._session = session
         self._writer = Writer(session, call, recording, watchers, folders, leader=leader)
         self._history = recording.history
@@ -38,39 +38,39 @@ class Saver:
         self._has_rank_state = call.rank_state is not None
         self._pending: Offer | None = None
         self.over: str | None = None
-        """Why the loop is over, as the snapshots from now on note; None while it is not."""
+        """Why the loop is over, for the notes of later snapshots; None while it is not."""
         self._last: Offer | None = None
-        """The state that the loop ended with, until it is the supervisor's."""
+        """The state at the loop's end, until the supervisor accepts it."""
         self._accepted_over: str | None = None
-        """``over`` as the snapshot accepted last notes it."""
+        """``over`` in the last accepted snapshot."""
         self._accepted_step = -1
         self._retry_at_sec = 0.0
         self._waited = False
-        """Whether the snapshot that is due has waited for one more step."""
+        """Whether the due snapshot has waited for one more step."""
         self._best_due = False
         self._best_saved: dict[str, dict[str, Any]] | None = None
         self._schedule: schedule.Schedule | None = None
 
     def prove(self) -> None:
-        """As Writer."""
+        """See Writer."""
         self._writer.prove()
 
     def begin(self, step: int, timing: schedule.Schedule, *, restored: bool) -> None:
-        """The training begins after ``step``; if that was ``restored``, it is saved already."""
+        """Begin after ``step``, which is already saved if it was ``restored``."""
         self._schedule = timing
         if restored:
             self._accepted_step, self._accepted_over = step, self.over
 
     def close(self) -> None:
-        """Give the room of what is not handed over back."""
+        """Remove files that were not handed over."""
         self._writer.close()
         if self._last is not None and self._last.asked_at_sec is None:
             shutil.rmtree(self._last.folder, ignore_errors=True)
 
-    # What is due.
+    # Due snapshots.
 
     def judge_best(self, name: str, step: int, value: float, direction: Direction) -> None:
-        """A value of an evaluation in the step being made: a new best is saved after the step."""
+        """Judge a value evaluated in the current step; a new best is saved after the step."""
         before = {name: dict(entry) for name, entry in self._history.best.items()}
         if self._history.judge(name, step, value, direction):
             self._best_due = True
@@ -78,18 +78,19 @@ class Saver:
                 self._best_saved = before
 
     def save_due(self, step: int) -> None:
-        """Between two steps: write and hand over what is due; training does not wait for it."""
+        """Between two steps, write and hand over a due snapshot; training does not wait for its
+        commit."""
         if self._best_due:
             self.hear_answer(wait=True)
-            self._drop_pending()  # an older best is none any more
+            self._drop_pending()  # an older best is obsolete
             self._pending = self._writer.write(step, ["best"], self.over)
             self._best_due = False
         elif self._pending is None and self._due(step) and not self._session.busy:
-            # Once: names that are bound again in turn would hold it back for good.
+            # Wait only once, because names that are bound again in turn would delay it forever.
             self._waited = not self._waited and self._unchanged.wants_step(step)
             if not self._waited:
                 self._pending = self._writer.write(step, [], self.over)
-        # Training goes on while the supervisor answers, which a later boundary hears.
+        # Training continues, and a later boundary reads the supervisor's answer.
         offer, now_sec = self._pending, time.monotonic()
         if offer is None or offer.asked_at_sec is not None:
             return
@@ -107,7 +108,8 @@ class Saver:
     # Handing over.
 
     def hear_answer(self, *, wait: bool = False) -> None:
-        """What became of the folder that was handed over, where that is known; or, to ``wait``."""
+        """Read the supervisor's answer about the last folder, if it has come; ``wait`` for it if
+        asked to."""
         offer = self._pending
         if offer is None or offer.asked_at_sec is None:
             offer = self._last
@@ -147,9 +149,9 @@ class Saver:
     # The end of the loop.
 
     def save_last(self, step: int) -> None:
-        """The loop is over after ``step``: its state is handed over now, in line behind what is on
-        its way, since evaluating it and writing the result may take long. If there is no room
-        for it beside those, ``finish`` or ``finish_part`` tries again."""
+        """After the loop ended with ``step``, hand over its state now, queued behind earlier
+        snapshots, because evaluating it and writing the result may take long. If there is no room
+        for it, ``finish`` or ``finish_part`` tries again."""
         self.hear_answer(wait=True)
         if not self._is_saved(step):
             try:
@@ -165,9 +167,9 @@ class Saver:
         self._line_up()
 
     def write_last(self, step: int, *, sure: bool) -> None:
-        """The loop was left in ``step``: write its state now, before the program goes on with it,
-        and hand it over where it is ``sure`` that no error ended the loop. Raises nothing; what
-        fails is tried again by ``finish`` or ``finish_part``."""
+        """After the loop was left in ``step``, write its state now, before the program continues to
+        use it, and hand it over if it is ``sure`` that no error ended the loop. Raises nothing;
+        ``finish`` or ``finish_part`` tries again after a failure."""
         try:
             self.hear_answer(wait=sure)
             if self._last is None and not self._is_saved(step):
@@ -183,7 +185,7 @@ class Saver:
             return
 
     def _line_up(self) -> None:
-        """Hand over what the loop has left; the answer to the state that it ended with is heard
+        """Hand over the remaining snapshots; the answer about the loop's last state is read
         later."""
         if self._pending is not None and self._last is not None and not self._is_best_left:
             self._drop_pending()
@@ -194,13 +196,13 @@ class Saver:
 
     @property
     def _is_best_left(self) -> bool:
-        """Whether what waits is the best so far, of an earlier step."""
+        """Whether the waiting snapshot is the best so far, from an earlier step."""
         newer = self._last is not None and "best" in self._last.message.tags
         return self._pending is not None and "best" in self._pending.message.tags and not newer
 
     def finish(self, step: int, limit_sec: float) -> None:
-        """Training is over after ``step``: what waits, or a best that the loop was left with, is
-        handed over, or given up after the limit."""
+        """After training ended with ``step``, hand over the waiting snapshots or a best at the
+        loop's end; give up after the limit."""
         self.hear_answer(wait=True)
         if self._best_due:
             self._drop_pending()
@@ -214,7 +216,7 @@ class Saver:
         self._drop_pending()
 
     def finish_part(self, step: int) -> None:
-        """Hand over what a part ended with after ``step``, whatever is on its way still."""
+        """Hand over a part's last state, after ``step``, and wait until there is room for it."""
         self.hear_answer(wait=True)
         if self._last is not None and self._last.lacks_ranks:
             with self._writer.rank_parts(step, self._last.folder):
@@ -229,7 +231,7 @@ class Saver:
             self._hand_over_surely(step, self._last)
 
     def _is_saved(self, step: int) -> bool:
-        """Whether the state after ``step`` is the supervisor's, or written for it."""
+        """Whether the state after ``step`` was accepted, or is written and waits."""
         saved = [(self._accepted_step, self._accepted_over)]
         if self._pending is not None:
             saved.append((self._pending.message.step, self._pending.over))
@@ -240,16 +242,17 @@ class Saver:
         return ["best"] if self._best_due else []
 
     def _hand_over_surely(self, step: int, offer: Offer) -> None:
-        """SystemExit 75 where the machine ends before there is room for it."""
+        """Hand over a snapshot as soon as there is room; SystemExit 75 if the machine ends
+        first."""
         while not self._hand_over(offer):
             if not self._session.last_snapshot_wanted:
                 raise SystemExit(exits.INTERRUPTED)
             self._session.tick(step, "result")
             if not self._session.busy or not self._session.wait_committed(BUSY_RETRY_SEC):
-                time.sleep(0.05)  # room is made by a commit, which may be one that we do not see
+                time.sleep(0.05)  # room comes from a commit, perhaps one that we do not see
 
     def _hand_over(self, offer: Offer) -> bool:
-        """Hand over what the loop has left, to wait in line; False if there is no room yet."""
+        """Queue a snapshot of the ended loop at the supervisor; False if there is no room yet."""
         self._ask(offer)
         self.hear_answer(wait=True)
         return offer is not self._pending and offer is not self._last
@@ -262,7 +265,7 @@ class Saver:
     # A stop.
 
     def hand_over(self, step: int, deadline: float) -> bool:
-        """Whether this step's state is the supervisor's, at the latest by ``deadline``."""
+        """Hand over this step's state by ``deadline``; whether the supervisor accepted it."""
         self.hear_answer(wait=True)
         if not self._session.last_snapshot_wanted:
             self._drop_pending()
@@ -270,7 +273,7 @@ class Saver:
         self._save_pending(deadline)
         tags = ["best"] if self._best_due else []
         if self._best_saved is not None and not tags:
-            # That best was never saved: the next one that beats the last saved one shall be.
+            # That best was never saved, so compare with the last saved one from now on.
             self._history.best, self._best_saved = self._best_saved, None
         if step == self._accepted_step:
             return True
@@ -280,12 +283,12 @@ class Saver:
                 shutil.rmtree(offer.folder, ignore_errors=True)
                 return False
             self._session.tick(step, "stop")
-            time.sleep(0.05)  # room is made by a commit, which may be one that we do not see
+            time.sleep(0.05)  # room comes from a commit, perhaps one that we do not see
         self._accepted_step, self._accepted_over = step, offer.over
         return True
 
     def _save_pending(self, deadline: float) -> None:
-        """The best of an earlier step goes before this step, where there is time for both."""
+        """Hand over the best of an earlier step first, if there is time for both."""
         if self._pending is None:
             return
         left_sec = deadline - time.monotonic()

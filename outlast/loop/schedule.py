@@ -1,7 +1,7 @@
-"""When the next snapshot is due: ``auto``, every so many seconds, or every so many steps.
+"""Decides when the next snapshot is due: ``auto``, or after a number of seconds or steps.
 
-``auto`` weighs what a snapshot costs here against what a lost machine would cost: often while the
-machine is young, when most are preempted, and seldom later; see ``interval_sec``.
+``auto`` weighs the cost of a snapshot against the cost of a lost machine: snapshots are frequent
+while the machine is young, when most are preempted, and rarer later; see ``interval_sec``.
 """
 
 import math
@@ -10,27 +10,27 @@ import time
 from outlast.protocol import Every, Welcome, parse_every
 
 FIRST_SEC = 5.0
-"""Until the first snapshot of an attempt, whose cost is not known yet."""
+"""Seconds until the first snapshot of an attempt, whose cost is not known yet."""
 SHORTEST_SEC = 5.0
-"""Commits that are closer together only cost requests."""
+"""Shortest interval, because more frequent commits only cost requests."""
 LONGEST_SEC = 3600.0
 COST_FACTOR = 20.0
-"""Snapshots take no more than a twentieth of the time, also where machines are never preempted."""
+"""Snapshots take at most a twentieth of the time, even if machines are never preempted."""
 
 LIVES = ((0.54, 0.78 * 3600.0), (0.46, 36.0 * 3600.0))
 """(Share, mean seconds) of the lives of Spot VMs: a mixture of two exponential distributions.
 
-Fitted to 1442 lifetimes of preemptible VMs of Google's (Kadupitiya, Jadhao and Sharma, HPDC 2020,
-arXiv 1911.05160), those cut off by the limit of 24 hours, which Spot VMs do not have, taken as
-censored.
+Fitted to 1442 lifetimes of Google's preemptible VMs (Kadupitiya, Jadhao and Sharma, HPDC 2020,
+arXiv 1911.05160). Lifetimes that ended at the limit of 24 hours, which Spot VMs do not have, count
+as censored.
 """
 
 
 def hazard_per_sec(age_sec: float) -> float:
-    """Preemptions a second to expect of a Spot VM that has lived for ``age_sec``.
+    """Expected preemptions per second of a Spot VM at the age ``age_sec``.
 
-    The density over the survival of ``LIVES``: sum(p/m e^(-t/m)) / sum(p e^(-t/m)). It falls from
-    one in 85 minutes at boot to one in 36 hours, once only machines of the long-lived kind are
+    The density divided by the survival function of ``LIVES``: sum(p/m e^(-t/m)) / sum(p e^(-t/m)).
+    It falls from one in 85 minutes at boot to one in 36 hours, when only long-lived machines are
     left.
     """
     # Divided by the slowest term, so that nothing underflows at any age.
@@ -41,13 +41,13 @@ def hazard_per_sec(age_sec: float) -> float:
 
 
 def interval_sec(cost_sec: float, age_sec: float, commit_sec: float | None = None) -> float:
-    """Seconds from one snapshot to the next, for the least time lost.
+    """Seconds from one snapshot to the next that lose the least time.
 
-    Young's first-order optimum (J. W. Young, CACM 17(9), 1974; restated in arXiv 2410.18124),
-    T = sqrt(2 C M), with the mean time between failures M = 1 / hazard at the machine's age.
-    ``cost_sec`` is C: how long training stands still for a snapshot. Uploading goes on beside
-    training and is not part of C, but one commit is in flight at a time, so that T is never less
-    than ``commit_sec``, which a commit takes.
+    Young's first-order optimum (J. W. Young, CACM 17(9), 1974; restated in arXiv 2410.18124), T =
+    sqrt(2 C M), with the mean time between failures M = 1 / hazard at the machine's age.
+    ``cost_sec`` is C, the seconds for which a snapshot halts training. Uploading happens during
+    training and is not part of C, but only one commit is in flight at a time, so T is never less
+    than ``commit_sec``, the duration of a commit.
     """
     best_sec = math.sqrt(2 * max(0.0, cost_sec) / hazard_per_sec(age_sec))
     floor_sec = max(SHORTEST_SEC, COST_FACTOR * cost_sec, commit_sec or 0.0)
@@ -66,7 +66,8 @@ class Schedule:
         age_sec: float = 0.0,
         commit_sec: float | None = None,
     ) -> None:
-        """``age_sec`` is the machine's at ``now_sec``; ``commit_sec`` what a commit took before."""
+        """``age_sec`` is the machine's age at ``now_sec``; ``commit_sec`` the duration of an
+        earlier commit."""
         self._every = every
         self._born_sec = now_sec - age_sec
         self._last_sec = now_sec
@@ -86,15 +87,16 @@ class Schedule:
     def taken(
         self, *, now_sec: float, step: int, cost_sec: float, commit_sec: float | None = None
     ) -> None:
-        """A snapshot was handed over.
+        """Note that a snapshot was handed over.
 
-        ``cost_sec`` is how long training stood still for it, ``commit_sec`` what the last commit
-        took, where one is known.
+        ``cost_sec`` is the time for which it halted training, ``commit_sec`` the duration of the
+        last commit, if known.
         """
         self._last_sec, self._last_step = now_sec, step
         if self._every != Every():
             return
-        # The newest counts as much as all before it: the first one is slower than the others.
+        # The newest counts as much as all earlier ones, because the first one is slower than the
+        # others.
         before = cost_sec if self._cost_sec is None else self._cost_sec
         self._cost_sec = (before + cost_sec) / 2
         self._commit_sec = self._commit_sec if commit_sec is None else commit_sec
@@ -103,8 +105,8 @@ class Schedule:
 
 
 def begin(every: str, step: int, answer: Welcome) -> Schedule:
-    """The schedule of a training that begins after ``step``, by what the supervisor knows of the
-    machine and of the commit before."""
+    """The schedule of a training that begins after ``step``, from the supervisor's data about the
+    machine and the previous commit."""
     return Schedule(
         parse_every(every),
         now_sec=time.monotonic(),

@@ -1,6 +1,6 @@
 """The trainer's side of the conversation with its supervisor.
 
-Single-threaded: what the supervisor pushes is read when the loop asks, between two steps.
+Single-threaded: the loop reads the supervisor's messages between two steps.
 """
 
 import contextlib
@@ -43,17 +43,18 @@ from outlast.protocol import (
 
 CONNECT_SEC = 30.0
 WELCOME_SEC = 1200.0
-"""A restore comes before the welcome: downloading and hashing a large checkpoint takes minutes."""
+"""Seconds to wait for the welcome, which comes after a restore: downloading and hashing a large
+checkpoint takes minutes."""
 ANSWER_SEC = 120.0
 TICK_SEC = 1.0
 WARNING_CHARS = 1000
 STOPPED_POLL_SEC = 0.2
 WELCOME_SAID_SEC = 5.0
-"""After this long a wait is explained."""
+"""Seconds after which a message explains the wait."""
 
 
 def connect(socket_path: str | Path) -> Channel:
-    """A connection to a supervisor that may still be starting; else SupervisorLost."""
+    """Connect to a supervisor that may still be starting; SupervisorLost if it does not answer."""
     try:
         return Channel.connect(socket_path, timeout_sec=CONNECT_SEC)
     except (ProtocolError, OSError) as error:
@@ -61,21 +62,22 @@ def connect(socket_path: str | Path) -> Channel:
 
 
 class Session:
-    """One connection; knows what is in flight and what the supervisor has asked for."""
+    """One connection, with its snapshots in flight and the supervisor's requests."""
 
     def __init__(
         self, channel: Channel, *, total: int | None, part: str = "", restore_done: bool = True
     ) -> None:
-        """Greets the supervisor. ``part`` names the part of the run that is to be trained, whose
-        state is wanted where it is done only with ``restore_done``."""
+        """Send hello. ``part`` names the part of the run to train; if it is already done, its state
+        is restored only with ``restore_done``."""
         self.checkpoint_wanted = False
         self.commit_sec: float | None = None
-        """How long the last commit took, from hand-over to the push; None before the first."""
+        """Seconds from hand-over to the commit message of the last commit; None before the
+        first."""
         self.last_snapshot_wanted = True
-        """False once the supervisor has said that none could be committed in time any more."""
+        """False once the supervisor has said that no snapshot can be committed in time."""
         self._stop_at: float | None = None
         self._in_flight: dict[str, float] = {}
-        """Snapshots handed over and not yet committed, with the time of that."""
+        """Snapshots handed over and not yet committed, with the time of the hand-over."""
         self._failure: Failed | None = None
         self._offered = ""
         self._answer: Accepted | Busy | None = None
@@ -87,12 +89,12 @@ class Session:
 
     @property
     def channel(self) -> Channel:
-        """The connection, for who goes on with it."""
+        """The connection, for its next user."""
         return self._channel
 
     def welcome(self, *, stopped: Callable[[], bool] = lambda: False) -> Welcome | Ended:
-        """What the supervisor answers to hello; waits while it restores. SystemExit 75 once
-        ``stopped`` says so."""
+        """The supervisor's answer to hello; waits while it restores. SystemExit 75 once ``stopped``
+        returns True."""
         deadline = time.monotonic() + WELCOME_SEC
         told = False
         while (left := deadline - time.monotonic()) > 0:
@@ -117,7 +119,7 @@ class Session:
         return None if self._stop_at is None else self._stop_at - time.monotonic()
 
     def look_for_stop(self) -> bool:
-        """Whether the supervisor has asked to stop, by all that it said until now."""
+        """Read all messages so far; whether the supervisor has asked to stop."""
         with contextlib.suppress(LoopError):
             while self._channel.is_waiting() and (message := self._receive(0)) is not None:
                 self._take(message)
@@ -125,12 +127,12 @@ class Session:
 
     @property
     def busy(self) -> bool:
-        """Whether a snapshot that was handed over is not committed yet."""
+        """Whether a snapshot was handed over and is not committed yet."""
         return bool(self._in_flight)
 
     def poll(self) -> None:
-        """Read what was pushed since the last call; CheckpointFailed if a commit failed. Nothing in
-        a forked child, such as a loader's worker: its parent reads and speaks."""
+        """Read new messages; CheckpointFailed if a commit failed. Does nothing in a forked child,
+        such as a loader's worker, because its parent uses the connection."""
         if os.getpid() != self._own:
             return
         while self._channel.is_waiting() and (message := self._receive(0)) is not None:
@@ -141,7 +143,8 @@ class Session:
             raise CheckpointFailed(f"{what} could not be committed: {failure.message}")
 
     def tick(self, step: int, phase: str, *, last: bool = False) -> bool:
-        """Say that training lives, at most once a second, at each change of phase, and at last."""
+        """Send a sign of life, at most once a second, at each change of phase, and with
+        ``last``."""
         if os.getpid() != self._own:
             return False
         now = time.monotonic()
@@ -152,31 +155,32 @@ class Session:
         return due
 
     def warn(self, message: str) -> None:
-        """Say what people should look at, here and wherever the run's status is shown."""
+        """Print a warning for people, here and in the run's status."""
         say(f"warning: {message}")
         self._send(Warn(message[:WARNING_CHARS]))
 
     def hand_over(self, snapshot: Snapshot) -> None:
-        """Hand a folder over and go on: ``answer`` says later whether it was taken."""
+        """Hand over a folder without waiting; ``answer`` says later whether it was accepted."""
         self._send(snapshot)
         self._offered = snapshot.id
         self._in_flight[snapshot.id] = time.monotonic()
 
     def answer(self, *, wait: bool = False) -> bool | None:
-        """Whether the folder that was handed over last is the supervisor's; False if that was busy
-        and the folder is still ours, None while that is unknown. Answers once."""
+        """Whether the supervisor accepted the last folder; False if it was busy and the folder is
+        still ours, None while that is unknown. Each answer is returned once."""
         if wait:
             return isinstance(self._answer_to(self._offered), Accepted)
         answer, self._answer = self._answer, None
         return None if answer is None else isinstance(answer, Accepted)
 
     def offer(self, snapshot: Snapshot) -> bool:
-        """Hand a folder over; False if the supervisor is busy and the folder still ours."""
+        """Hand over a folder and wait for the answer; False if the supervisor is busy and the
+        folder is still ours."""
         self.hand_over(snapshot)
         return bool(self.answer(wait=True))
 
     def wait_committed(self, timeout_sec: float) -> bool:
-        """Wait until nothing is in flight; False after ``timeout_sec``."""
+        """Wait until no snapshot is in flight; False after ``timeout_sec``."""
         deadline = time.monotonic() + timeout_sec
         self.poll()
         while self._in_flight:
@@ -190,9 +194,9 @@ class Session:
         return True
 
     def fetch(self, url: str, path: Path, *, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Tell what data is used, which this process has at ``path``; DataError if the run was
-        begun on other data. It is looked at now, which takes as long as reading it; SystemExit 75
-        once ``stopped`` says so."""
+        """Report the data in use, which this process has at ``path``; DataError if the run began
+        with other data. The supervisor reads all of it now. SystemExit 75 once ``stopped`` returns
+        True."""
         self._send(Fetch(url, str(path)))
         while True:
             if stopped():
@@ -205,7 +209,7 @@ class Session:
                 self._take(message)
 
     def results(self) -> Path:
-        """The folder with the result's files of this part, which is done."""
+        """The folder with the result of this part, which is done."""
         self._send(Results())
         while True:
             message = self._receive(TICK_SEC)
@@ -216,14 +220,14 @@ class Session:
             self.tick(0, "result")
 
     def complete(self, step: int, result: Path, rows_offset: int, why: str = "") -> None:
-        """Hand the result over and wait until it is the supervisor's; ``why`` it came before all
-        steps were made."""
+        """Hand over the result and wait until the supervisor accepts it; ``why`` says why it came
+        before all steps were made."""
         self._send(Complete(step, str(result), rows_offset, why))
         self._answer_to(COMPLETE_ID)
 
     def complete_part(self, step: int, record: Path, rows_offset: int, why: str) -> None:
-        """As ``complete`` of a part, and wait until it is committed, or the machine stops;
-        CheckpointFailed where it could not be."""
+        """Like ``complete``, for a part, and wait until it is committed or a stop is requested;
+        CheckpointFailed if the commit failed."""
         self.complete(step, record, rows_offset, why)
         self._in_flight[COMPLETE_ID] = time.monotonic()
         while self._in_flight and self._stop_at is None:
@@ -234,7 +238,7 @@ class Session:
             self.tick(step, "result")
 
     def report(self, message: str, kind: str, lines: Sequence[str] = ()) -> None:
-        """Tell the supervisor why training ends; nothing happens if it has gone already."""
+        """Tell the supervisor why training ends; print a message if it has already ended."""
         last = [line[:ERROR_LINE_CHARS_MAX] for line in lines[-ERROR_LINES_MAX:]]
         try:
             self._channel.send(Error(message[:10_000], kind, last))
@@ -242,7 +246,8 @@ class Session:
             say(f"the supervisor has ended too; {message}")
 
     def close(self) -> None:
-        """Hang up. In a forked child only this process's end: the parent's stays open."""
+        """Close the connection. In a forked child only its own copy is closed and the parent's
+        stays open."""
         self._channel.close(hang_up=os.getpid() == self._own)
 
     def _answer_to(self, identifier: str) -> Accepted | Busy:
@@ -288,7 +293,7 @@ class Session:
                 )
 
     def check_process(self) -> None:
-        """NotHere in a forked child of the trainer."""
+        """Raise NotHere in a forked child of the trainer."""
         if os.getpid() != self._own:
             raise NotHere(
                 "this process was forked from the one that called outlast.train, and only that one"
@@ -313,7 +318,7 @@ class Session:
             self._channel.send(message)
             return
         except Closed:
-            pass  # it may have said why before it went
+            pass  # it may have sent the reason before it ended
         while (last := self._receive(0)) is not None:
             self._take(last)
         raise SupervisorLost("the supervisor has ended")

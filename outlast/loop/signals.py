@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM while a training is open.
 
-Python runs handlers in the main thread only; in another thread nothing is installed, and a signal
-means what it always means.
+Python runs handlers only in the main thread; in another thread nothing is installed, and signals
+have their usual effect.
 """
 
 import os
@@ -17,16 +17,16 @@ from outlast.loop.words import say
 class Signals:
     """SIGINT and SIGTERM of a process that trains, from ``install`` to ``restore``.
 
-    A handler that the program installs meanwhile runs as well, after the signal was noted here: a
-    program that leaves its loop by a handler has been stopped, and has not finished. A forked child
-    takes no part: signals do to it what they did before.
+    A handler that the program installs meanwhile runs too, after the signal was noted here, because
+    a program that leaves its loop by a handler was stopped and has not finished. Forked children
+    are not affected: signals have their previous effect there.
     """
 
     def __init__(self) -> None:
         self.requested = False
         """Whether this process was asked to stop."""
         self.impatient = False
-        """Whether it was asked again, so that it leaves at once."""
+        """Whether it was asked a second time, so that it exits at once."""
         self._own = os.getpid()
         self._before: dict[signal.Signals, Any] = {}
         self._programs: dict[signal.Signals, Any] = {}
@@ -38,7 +38,8 @@ class Signals:
             self._before[number] = signal.signal(number, self._handle)
 
     def keep(self) -> None:
-        """Between two steps: a handler that the program has installed since runs after ours."""
+        """Between two steps, reinstall our handler if the program has replaced it; the program's
+        then runs after ours."""
         for number in self._before:
             found = signal.getsignal(number)
             if found != self._handle:
@@ -54,7 +55,7 @@ class Signals:
         self._before, self._programs = {}, {}
 
     def note(self, number: int) -> None:
-        """What a signal means here; may raise."""
+        """React to a signal; may raise."""
         raise NotImplementedError
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -70,12 +71,12 @@ class Signals:
 
 
 class Interrupts(Signals):
-    """A laptop run: the first signal asks for a stop, the second one leaves at once."""
+    """A laptop run: the first signal asks for a stop, the second one exits at once."""
 
     def __init__(self) -> None:
         super().__init__()
         self.what = "stopping"
-        """What the first signal does, for the terminal."""
+        """The effect of the first signal, for the message on the terminal."""
 
     def note(self, number: int) -> None:
         if self.requested:
@@ -86,8 +87,8 @@ class Interrupts(Signals):
 
 
 class Supervised(Signals):
-    """A training under a supervisor: the terminal's Ctrl-C and a stopping system's SIGTERM reach
-    every process; what they mean, the supervisor says, with the time that is left."""
+    """A training under a supervisor. The terminal's Ctrl-C and a stopping system's SIGTERM reach
+    every process, but the supervisor decides what they mean and how much time is left."""
 
     def note(self, number: int) -> None:
         self.requested = self.requested or number == signal.SIGTERM

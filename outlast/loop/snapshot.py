@@ -1,13 +1,13 @@
 """A snapshot's folder: ``arrays.bin`` with the arrays, ``state.json`` with everything else.
 
-The arrays' raw bytes stand one after another, each at a multiple of 64; ``state.json`` holds their
-dtypes, shapes and places. The same two files, under names of its choice, make a trainer's model
-in the result. No pickle, no clock: equal state gives equal bytes.
+``arrays.bin`` has the arrays' raw bytes in sequence, each at a multiple of 64; ``state.json`` has
+their dtypes, shapes and offsets. A trainer's model in the result is the same two files, under names
+of its choice. There is no pickle and no clock: equal states give equal bytes.
 
-Training stands still while a snapshot is written, so each array is copied once, from where it is
-straight into the file; and into a file whose pages exist already, where one is to spare, because
-getting pages from the system takes longer than filling them. In memory such a file stays mapped:
-then it is a copy from memory to memory, at half the time that the system takes to write.
+Training halts while a snapshot is written, so each array is copied only once, straight into the
+file. If possible the file is a spare one that already has its pages, because getting pages from the
+system takes longer than filling them. A spare file in memory stays mapped, and copying into it
+takes half the time of a write.
 """
 
 import json
@@ -32,29 +32,29 @@ _ORDERED_ENTRY = frozenset({*_ENTRY, "order"})
 _DIMENSIONS_MAX = 64
 _SIZE_MAX = 1 << 62
 _EMPTY_MAX = 1 << 24
-"""Elements without a byte of an array, such as of empty texts."""
+"""The most elements of an array whose elements have no bytes, such as empty texts."""
 _BATCH = 512
-"""Arrays that one system call writes; the system takes at most 1024 buffers."""
+"""Arrays per system call; the system takes at most 1024 buffers."""
 _BATCH_BYTES = 64 << 20
 _COPY_BYTES = 8 << 20
-"""Copied at a time: other threads of the trainer wait no longer than that."""
+"""Bytes copied at a time, which limits the wait of the trainer's other threads."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a snapshot holds."""
+    """The contents of a snapshot."""
 
     step: int
     loop: dict[str, Any]
-    """The loop's own part: eval history and the best values."""
+    """The loop's notes: evaluation history, best values and so on."""
     nodes: dict[str, Node]
     blobs: Blobs
 
 
 class Spare:
-    """A file for the arrays of one snapshot after the other, which keeps its pages.
+    """A file that keeps its pages, for the arrays of one snapshot after another.
 
-    It is overwritten: give it only while the snapshot before has no reader.
+    It is overwritten, so use it only while the previous snapshot has no reader.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,19 +64,19 @@ class Spare:
 
     @property
     def shared(self) -> bool:
-        """Whether the snapshot that it was written for is still there."""
+        """Whether the snapshot for which it was written still exists."""
         try:
             return self.path.stat().st_nlink > 1
         except FileNotFoundError:
             return False
 
     def drop(self) -> None:
-        """Give its room back; the snapshot that it was written for keeps its own."""
+        """Remove the file; the snapshot for which it was written keeps its own link."""
         self.unmap()
         self.path.unlink(missing_ok=True)
 
     def link(self, binary: Path) -> None:
-        """Make ``binary`` another name of the file."""
+        """Hard-link ``binary`` to the file."""
         try:
             os.link(self.path, binary)
         except OSError:  # a file system without hard links
@@ -84,7 +84,7 @@ class Spare:
             os.replace(self.path, binary)
 
     def write(self, items: Sequence[Blob], size: int) -> None:
-        """Have it hold these arrays, ``size`` bytes with what lies between them, and no more."""
+        """Write exactly these arrays, ``size`` bytes including padding."""
         mapped = self._pages(size)
         if mapped is None:
             _write_file(self.path, items, size)
@@ -98,9 +98,10 @@ class Spare:
         os.truncate(self.path, size)
 
     def _pages(self, size: int) -> mmap.mmap | None:
-        """The mapped file, where it lies in memory and has all pages for ``size`` bytes.
+        """The mapped file if it is in memory and has all pages for ``size`` bytes.
 
-        Only then: a page that cannot be had would kill the process, while a write says so.
+        Otherwise None, because a missing page on a full disk would kill the process, while a write
+        raises an error.
         """
         try:
             found = self.path.stat()
@@ -115,15 +116,15 @@ class Spare:
         return self._mapped
 
     def unmap(self) -> None:
-        """Leave it to the system until it is written to again: this process has none of it."""
+        """Unmap the file until the next write, so that it takes no memory of this process."""
         if self._mapped is not None:
             self._mapped.close()
             self._mapped = None
 
 
 def write(folder: Path, saved: Saved, *, spare: Spare | None = None) -> None:
-    """Write a snapshot into ``folder``, which is recreated; its arrays over those of ``spare``,
-    a file beside it."""
+    """Write a snapshot into ``folder``, which is recreated; its arrays overwrite those of
+    ``spare``, a file beside it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     head = {"step": saved.step, "loop": saved.loop, "state": saved.nodes}
@@ -131,7 +132,7 @@ def write(folder: Path, saved: Saved, *, spare: Spare | None = None) -> None:
 
 
 def read(folder: Path) -> Saved:
-    """The snapshot in ``folder``; DoesNotFit if it is none that this version can read."""
+    """The snapshot in ``folder``; DoesNotFit if this version cannot read it."""
     fields = ("step", "loop", "state")
     head, blobs = _read_pair(folder / "state.json", folder / "arrays.bin", fields)
     step, loop, found = (head[name] for name in fields)
@@ -143,15 +144,16 @@ def read(folder: Path) -> Saved:
 
 
 def write_values(path: Path, values: Mapping[str, object]) -> None:
-    """Write named values, arrays among them, as ``path`` (JSON) and its neighbour ``.bin``.
+    """Write named values, including arrays, as ``path`` (JSON) and a ``.bin`` file beside it.
 
-    StateError names what ``read_values`` could not make: an object of a class of the program's."""
+    StateError names an object that ``read_values`` could not make, such as one of the program's
+    class."""
     found, blobs = state.capture_new(values)
     _write_pair(path, path.with_suffix(".bin"), {"values": found}, blobs)
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """What ``write_values`` wrote, as new objects."""
+    """Read the values that ``write_values`` wrote, as new objects."""
     head, blobs = _read_pair(path, path.with_suffix(".bin"), ("values",))
     if not isinstance(head["values"], dict):
         raise DoesNotFit(f"{path.name}: values must be an object of names and nodes")
@@ -181,7 +183,7 @@ def _write_pair(
 
 
 def _stretch(items: Sequence[Blob]) -> Iterator[memoryview]:
-    """The bytes of the arrays in turn, and of what lies between them."""
+    """The bytes of the arrays in order, with the padding between them."""
     place = 0
     for blob in items:
         padding = -place % _ALIGN_BYTES
@@ -193,7 +195,7 @@ def _stretch(items: Sequence[Blob]) -> Iterator[memoryview]:
 
 
 def _write_file(path: Path, items: Sequence[Blob], size: int) -> None:
-    # Not truncated first: that would give the pages of a spare file back.
+    # Not truncated first, which would release the pages of a spare file.
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         batch, waiting = [], 0
@@ -221,7 +223,7 @@ def _write_all(file: int, buffers: Sequence[memoryview]) -> None:
 
 def _read_pair(text: Path, binary: Path, fields: Collection[str]) -> tuple[dict[str, Any], Blobs]:
     """The object in ``text``, which has these fields beside its format and arrays, and its arrays;
-    DoesNotFit if it is none that this version can read."""
+    DoesNotFit if this version cannot read it."""
     try:
         written = text.read_text(encoding="utf-8")
         head = json.loads(written, parse_constant=_refuse_constant)
@@ -247,7 +249,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _array_table(table: Any, data: memoryview, name: str, binary: str) -> list[Blob]:
-    """The arrays of a snapshot: one after the other, as they were written, and nothing else."""
+    """The arrays of a snapshot, which must be in sequence as they were written; else DoesNotFit."""
     if type(table) is not list:
         raise DoesNotFit(f"{name}: arrays must be a list")
     items, place = [], 0
@@ -267,7 +269,7 @@ def _array_table(table: Any, data: memoryview, name: str, binary: str) -> list[B
 
 
 def _entry_refused(entry: Any) -> str | None:
-    """What is wrong with an array's entry of the table, or None."""
+    """Why an array's table entry is invalid, or None."""
     if type(entry) is not dict or not _ENTRY <= entry.keys() <= _ORDERED_ENTRY:
         return f"must have {', '.join(sorted(_ENTRY))}"
     if type(entry["dtype"]) is not str:
@@ -283,7 +285,7 @@ def _entry_refused(entry: Any) -> str | None:
             return f"has the shape {nodes.shown(shape)}"
         too_large = too_large or size > _SIZE_MAX
         count *= size
-    # An element has a byte at least, but for texts and records without any.
+    # An element has at least one byte, except empty texts and records.
     if too_large or count > max(entry["bytes"], _EMPTY_MAX):
         return f"has {entry['bytes']} bytes for the shape {nodes.shown(shape)}"
     if "order" in entry and (
@@ -296,8 +298,8 @@ def _entry_refused(entry: Any) -> str | None:
 
 
 def _map_pages(file: Path, size: int) -> mmap.mmap:
-    """The first bytes of a file for writing to it, all pages at hand; no child process has them,
-    or they would outlive the file."""
+    """Map the first ``size`` bytes of a file for writing, with all pages present. Child processes
+    do not get the mapping, which would keep the pages alive after the file."""
     descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     try:
         mapped = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
@@ -308,7 +310,7 @@ def _map_pages(file: Path, size: int) -> mmap.mmap:
 
 
 def _mapped(file: Path) -> memoryview:
-    """The file's bytes, read when they are used; writing to them does not reach the file."""
+    """The file's bytes, read on use; writes to them do not change the file."""
     with file.open("rb") as opened:
         if not os.fstat(opened.fileno()).st_size:
             return memoryview(b"")

@@ -1,24 +1,24 @@
-"""The state of a training as plain data, and back into the living objects.
+"""Turns the state of a training into plain data, and restores it into live objects.
 
 ``capture`` turns an object into a *node*, a JSON value in which arrays are references into a list
-of raw blobs; ``restore`` puts a node back, in place wherever the target can be changed in place,
-so that references between objects (an optimiser's to its parameters) survive. No pickle: only
-what is listed here and in the adapters can be saved, and everything else is refused by name.
+of raw blobs. ``restore`` puts a node back, in place if the target can be changed in place, so that
+references between objects (an optimiser's to its parameters) survive. There is no pickle: only
+kinds listed here and in the adapters can be saved, and all others are refused by name.
 
 Nodes: null, booleans, integers, finite floats, strings, lists and objects with plain keys are
 themselves; anything else is an object with one ``$`` key: ``$float``, ``$bytes``, ``$tuple``,
-``$dict``, ``$same`` (an object met before, by its path), ``$value`` (a value of Python's that
-cannot change), ``$array`` and ``$scalar`` (numpy), ``$tensor`` (torch), ``$jax`` (an array of
-JAX), ``$object`` (something with its own state, named by its adapter), ``$new`` (what has
-taken the place of something that the program starts with; see outlast.loop.start).
+``$dict``, ``$same`` (an earlier object, by its path), ``$value`` (an immutable Python value),
+``$array`` and ``$scalar`` (numpy), ``$tensor`` (torch), ``$jax`` (a JAX array), ``$object`` (an
+object with its own state, named by its adapter), ``$new`` (an object that has taken the place of
+another one from the program's start; see outlast.loop.start).
 
-One object in two places is saved once and comes back as one object. Arrays are one where they
-are the same memory seen in the same way; arrays that overlap in any other way are refused.
+One object in two places is saved once and restored as one object. Two arrays are one if they have
+the same memory with the same layout; arrays that overlap in any other way are refused.
 
-An adapter is a module of outlast.loop.adapters. It has to capture and restore, and may say more of
-its objects: ``describe`` (their kind, with what a restore cannot change, such as a shape),
-``is_immutable`` (a restore makes another object) and ``parts`` (a live object's parts beside those
-of a node, so that one object at two places is found where it is alive).
+An adapter is a module of outlast.loop.adapters. It must have ``capture`` and ``restore``, and may
+have ``describe`` (an object's kind, with properties that a restore cannot change, such as a shape),
+``is_immutable`` (a restore makes another object) and ``parts`` (pairs a live object's parts with
+those of a node, to find the live object for one at two places).
 """
 
 import base64
@@ -42,12 +42,13 @@ __all__ = [
     "Node",
     "at_key",
     "kind_of",
-]  # what adapters need as well
+]  # adapters need these too
 
 INLINE_BYTES = 256
-"""``bytes`` longer than this stand among the arrays and not in the JSON."""
+"""Longer ``bytes`` are among the arrays, not in the JSON."""
 _INT_BITS = 10_000
-"""Longer numbers are not JSON's: Python itself reads and writes 4300 decimal digits at most."""
+"""Longer numbers are not JSON numbers, because Python reads and writes at most 4300 decimal
+digits."""
 _INT_MAX = 1 << 64
 _NAMES_SHOWN = 300
 
@@ -57,11 +58,12 @@ _LEAVES |= {"$tensor": "torch", "$jax": "jax"}
 _ARRAYS = ("$array", "$tensor", "$jax")
 _MARKS = frozenset({"$float", "$bytes", "$tuple", "$dict", "$same", "$object", "$new", *_LEAVES})
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-"""What is replaced at a restore whatever it was."""
+"""Types whose values a restore always replaces."""
 
 
 def check_top(state: Mapping[str, object]) -> None:
-    """Refuse what could be saved but never restored: values that cannot be changed in place."""
+    """Raise StateError for values that could be saved but not restored, because they cannot change
+    in place."""
     if not state:
         raise StateError("state is empty: name the objects to save, such as {'model': model}")
     adapters = loaded()
@@ -79,7 +81,7 @@ def check_top(state: Mapping[str, object]) -> None:
 
 
 def survey(state: Mapping[str, object]) -> Start:
-    """What the program has built by itself; to be taken before anything is restored into it."""
+    """The objects that the program's start has built; call it before any restore."""
     found = Start()
     _capture_all(state, Blobs(adapters=loaded(), survey=found))
     return found
@@ -90,8 +92,9 @@ def capture_all(
 ) -> tuple[dict[str, Node], Blobs]:
     """The nodes of every named object, and their arrays.
 
-    The arrays are not copied: they must not change before the blobs are written. With ``begun``,
-    what this program's start has built, a StateError names what a resumed one could not restore.
+    The arrays are not copied, so they must not change before the blobs are written. ``begun`` is
+    the survey of this program's start; with it, a StateError names an object that a resumed program
+    could not restore.
     """
     blobs = Blobs(adapters=loaded(), begun=begun)
     found = _capture_all(state, blobs)
@@ -101,7 +104,8 @@ def capture_all(
 
 
 def capture_new(values: Mapping[str, object]) -> tuple[dict[str, Node], Blobs]:
-    """As ``capture_all``, for ``restore_new``: StateError for what only a program could take."""
+    """Like ``capture_all``, for ``restore_new``: StateError for an object that only a program could
+    restore."""
     blobs = Blobs(adapters=loaded())
     blobs.is_alone = True
     with blobs.without_target():
@@ -130,14 +134,14 @@ def restore_all(state: Mapping[str, object], found: Mapping[str, Node], blobs: B
 
 
 def _few(names: list[str]) -> str:
-    """Names that a checkpoint chose, however many and long they are."""
+    """Names from a checkpoint as text, shortened because it may contain many or long ones."""
     text = ", ".join(names)
     return text if len(text) <= _NAMES_SHOWN else f"{text[:_NAMES_SHOWN]}…"
 
 
 def restore_new(found: Mapping[str, Node], blobs: Blobs) -> dict[str, Any]:
-    """Every node as a new object, which needs no program: numbers, containers, arrays, and objects
-    of the lists of classes of the adapters."""
+    """Every node as a new object, without a program: numbers, containers, arrays, and objects of
+    the adapters' listed classes."""
     nodes.check(found.items(), blobs, restore_key)
     blobs.adapters = blobs.adapters or loaded()
     blobs.is_alone = True
@@ -160,7 +164,7 @@ def restore_named(
     for path, name in places.items():
         if met.elsewhere or path in met.objects:
             _find_homes(state[name], chosen[name], path, blobs)
-    for name, node in chosen.items():  # the checkpoint's order: $same looks back
+    for name, node in chosen.items():  # in the checkpoint's order, because $same refers back
         path, target = f"state[{name!r}]", state[name]
         if restore(target, node, path, blobs) is not target:
             raise DoesNotFit(
@@ -192,8 +196,8 @@ def capture(value: object, path: str, blobs: Blobs) -> Node:
         raise
     except RecursionError:
         raise StateError(f"{path[:80]}… is nested too deep to be saved; make it flatter") from None
-    except Exception as error:  # whatever foreign code raises means the same
-        # But for a signal's handler, as torch's for a DataLoader worker that was killed.
+    except Exception as error:  # foreign code may raise anything
+        # Except errors from a signal's handler, such as torch's for a killed DataLoader worker.
         if blobs.outside is error or _is_readable(value, path, blobs):
             blobs.outside = error
             raise
@@ -235,7 +239,7 @@ def _capture_once(value: object, path: str, blobs: Blobs) -> Node:
 
 
 def _placed(value: object, node: Node, path: str, blobs: Blobs) -> Node:
-    """The node, marked where its value has taken the place of another kind."""
+    """The node, marked if its value has taken the place of one of another kind."""
     if blobs.detached:
         return node
     if blobs.survey is not None:
@@ -248,7 +252,7 @@ def _placed(value: object, node: Node, path: str, blobs: Blobs) -> Node:
 
 
 def _describe(value: object, blobs: Blobs) -> str:
-    """The kind of a value, with what a restore into it cannot change."""
+    """The kind of a value, with properties that a restore into it cannot change."""
     if type(value) not in (list, dict, tuple):
         for adapter in blobs.adapters:
             describe = getattr(adapter, "describe", None)
@@ -288,11 +292,11 @@ def _capture_state_dict(value: Any, path: str, blobs: Blobs) -> Node:
 
 
 def refuse_empty(value: object, inner: Any, path: str, blobs: Blobs) -> None:
-    """StateError if ``inner``, the state of an object at the start, is nothing at all."""
+    """Raise StateError if ``inner``, the state of an object at the start, is empty."""
     empty = inner is None or (isinstance(inner, Mapping | list | tuple) and not inner)
     if not empty or blobs.survey is None:
         return
-    # A container that the object itself holds may fill as it trains.
+    # A container that the object itself holds may fill during training.
     if inner is not None and any(item is inner for item in classes.attributes(value).values()):
         return
     raise StateError(
@@ -304,7 +308,7 @@ def refuse_empty(value: object, inner: Any, path: str, blobs: Blobs) -> None:
 
 
 def capture_part(value: object, path: str, blobs: Blobs) -> Node:
-    """The node of something that is restored from plain data, and not into a live object."""
+    """The node of a value that is restored from plain data, not into a live object."""
     with blobs.without_target():
         return capture(value, path, blobs)
 
@@ -326,7 +330,7 @@ def capture_key(key: object, path: str, blobs: Blobs) -> Node:
 
 
 def restore_key(node: Node, path: str) -> Any:
-    """A key or a member again."""
+    """The key or member from its node."""
     if not isinstance(node, dict):
         return node
     key = restore(MISSING, node, f"{path}: a key", Blobs(adapters=loaded()))
@@ -370,14 +374,14 @@ def _succeeds(call: Callable[[], Any]) -> bool:
 
 
 def foreign(what: str, call: Callable[..., Any], *args: Any, fits: bool = False) -> Any:
-    """``call(*args)``, whose failure is the user's: StateError, or DoesNotFit for ``fits``. One
-    without arguments, which reads, is tried again: an error that does not come again came from
-    outside, and is raised as it is."""
+    """``call(*args)`` of user code, whose failure becomes a StateError, or DoesNotFit with
+    ``fits``. A call without arguments, which reads, is tried again: an error that does not recur
+    came from outside and is raised unchanged."""
     try:
         return call(*args)
     except StateError:
         raise
-    except Exception as error:  # whatever foreign code raises means the same
+    except Exception as error:  # foreign code may raise anything
         if not (args or fits) and _succeeds(call):
             raise
         kind = DoesNotFit if fits else StateError
@@ -385,7 +389,7 @@ def foreign(what: str, call: Callable[..., Any], *args: Any, fits: bool = False)
 
 
 def restore(target: Any, node: Node, path: str, blobs: Blobs) -> Any:
-    """Put ``node`` into ``target`` (or MISSING) and return what stands there now."""
+    """Put ``node`` into ``target`` (or MISSING) and return the restored object."""
     if node.__class__ is dict and _MARKS.isdisjoint(node):
         value = _restore_dict(_live(target, path, blobs), node, path, blobs)
     elif isinstance(node, list):
@@ -429,7 +433,7 @@ def _leaf(node: dict[str, Any]) -> str | None:
 
 
 def _live(target: Any, path: str, blobs: Blobs) -> Any:
-    """The live object for a place: what stands there, or the same object found at another."""
+    """The live object for a place: the one there, or the same object at another place."""
     kind = target.__class__
     if kind is not dict and kind is not list and (target is MISSING or isinstance(target, _PLAIN)):
         target = blobs.homes.get(path, MISSING)
@@ -437,7 +441,8 @@ def _live(target: Any, path: str, blobs: Blobs) -> Any:
 
 
 def _find_homes(target: Any, node: Any, path: str, blobs: Blobs) -> None:
-    """Note the live objects and arrays that the checkpoint has from a place where they are not."""
+    """Note live objects and arrays that the checkpoint refers to by another place than their
+    own."""
     kind = target.__class__
     if kind is not list and kind is not dict and (target is MISSING or isinstance(target, _PLAIN)):
         return
@@ -477,12 +482,12 @@ def _parts(target: Any, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]
 
 
 def itself(node: Node) -> Node:
-    """A node without the mark that its value has taken another one's place."""
+    """The node without the mark that its value has taken another one's place."""
     return node["$new"] if isinstance(node, dict) and "$new" in node else node
 
 
 def without_history(node: Node) -> Node:
-    """A node without what it has of the program's start, which no value depends on."""
+    """The node without its notes on the program's start, on which no value depends."""
     node = itself(node)
     if isinstance(node, dict) and "$object" in node and "began" in node:
         node = {key: item for key, item in node.items() if key != "began"}
@@ -535,7 +540,7 @@ def _restore_dict(target: Any, node: dict, path: str, blobs: Blobs) -> Any:
     }
     if target is MISSING:
         return news
-    target.clear()  # not update alone: the order of keys is part of the state
+    target.clear()  # because the order of keys is part of the state
     target.update(news)
     return target
 
@@ -580,8 +585,7 @@ def _restore_object(target: Any, node: dict, path: str, blobs: Blobs) -> Any:
 
 
 def _by_adapter(name: str, target: Any, node: Any, path: str, blobs: Blobs) -> Any:
-    """As the adapter restores it; whatever a framework raises of what it is given means the same
-    as the refusals here."""
+    """Restore with the adapter; an error of the framework becomes DoesNotFit."""
     found = adapter(name, path)
     try:
         return found.restore(target, node, path, blobs)

@@ -1,14 +1,13 @@
-"""How many batches each step takes, which shows a program that reads ahead of its steps.
+"""Counts the batches that each step takes, to find programs that read ahead of their steps.
 
-A sampler counts a batch when it is given out. A program that keeps it in its own buffer has
-not used it yet when a snapshot is made, and a resumed run would lose it without any error. Two
-things show such a program: another thread takes the batches; or the first step of an attempt takes
-more than each step after it, as it fills the buffer, and does so again after a resume. The first is
-refused at once, the second is reported and then refused at the resume.
+A sampler counts a batch when it is given out. A program that keeps it in its own buffer has not
+used it yet when a snapshot is made, and a resumed run would lose it without any error. Such a
+program takes batches in another thread, which is refused at once. Or the first step of an attempt
+fills the buffer and takes more batches than each later step, again after a resume; that is
+reported, and refused at the resume.
 
-A buffer that is refilled now and then looks like a program whose steps use groups of different
-sizes. So steps that take different numbers of batches are reported and refused at the resume too,
-unless the sampler was made with ``uneven=True``.
+A buffer that is refilled now and then looks like steps that use different numbers of batches. So
+such steps are also reported, and refused at the resume, unless the sampler has ``uneven=True``.
 """
 
 import threading
@@ -17,7 +16,7 @@ from collections.abc import Iterator
 from outlast.loop.errors import DoesNotFit, LoopError
 
 _SURE = 2
-"""Steps of one number after the first step, before that number counts as known."""
+"""Steps after the first one with an equal number of batches, until that number counts as known."""
 UNEVEN = "if each step uses all that it takes, make the sampler with BatchSampler(..., uneven=True)"
 REMEDY = (
     "a batch in a buffer is lost at a resume; take each batch in the step that uses it, as in "
@@ -36,7 +35,7 @@ class Taken:
         self._later = 0
         """Batches in each step after an attempt's first; -1 if they differ."""
         self._seen = 0
-        """Steps that took so many, up to ``_SURE``."""
+        """Steps that took ``_later`` batches, up to ``_SURE``."""
         self._thread: int | None = None
         """The thread of the loop; None outside of one."""
         self._elsewhere = self._said = False
@@ -44,16 +43,16 @@ class Taken:
         self._steps = self._first_here = self._now = 0
 
     def note(self) -> list[int]:
-        """For the checkpoint; empty before the first step."""
+        """The numbers for the checkpoint; empty before the first step."""
         return [self._first, self._later, self._seen] if self._first else []
 
     def take_note(self, note: list[int]) -> None:
-        """What ``note`` gave."""
+        """Take over the numbers from ``note``."""
         self._first, self._later, self._seen = note or (0, 0, 0)
 
     def begin(self, place: str, *, resumed: bool) -> None:
-        """The first step of an attempt begins, in this thread. DoesNotFit where the steps before
-        the checkpoint that it resumes from took different numbers of batches."""
+        """Begin the first step of an attempt, in this thread. DoesNotFit if the steps before its
+        checkpoint took different numbers of batches."""
         if not resumed:
             self.take_note([])
         if self._later < 0 and not self._uneven:
@@ -67,19 +66,19 @@ class Taken:
         self._steps = self._first_here = self._now = 0
 
     def end(self) -> None:
-        """The loop is over."""
+        """Note that the loop is over."""
         self._thread = None
 
     def add(self) -> None:
-        """A batch is given out."""
+        """Count a batch."""
         self._now += 1
         if self._thread not in (None, threading.get_ident()):
             self._elsewhere = True
 
     def step_made(self, place: str, *, epoch_ends: bool) -> Iterator[str]:
-        """A step is complete; gives what is to be said. LoopError for a program that reads ahead,
-        DoesNotFit after a resume.
-        ``epoch_ends``: the step may have taken fewer batches than others."""
+        """Note a complete step; return sentences to print. LoopError if the program reads ahead in
+        another thread, DoesNotFit if it reads ahead after a resume. ``epoch_ends``: the step may
+        have taken fewer batches than others."""
         if self._elsewhere:
             raise LoopError(
                 f"{place}: a thread other than the loop's took batches ahead of the steps; {REMEDY}"
