@@ -222,7 +222,7 @@ def _write_all(file: int, buffers: Sequence[memoryview]) -> None:
 
 
 def _read_pair(text: Path, binary: Path, fields: Collection[str]) -> tuple[dict[str, Any], Blobs]:
-    """The object in ``text``, which has these fields beside its format and arrays, and its arrays;
+    """The object in ``text``, which has these fields besides its format and arrays, and its arrays;
     DoesNotFit if this version cannot read it."""
     try:
         written = text.read_text(encoding="utf-8")

@@ -16,7 +16,8 @@ class Start:
     """Places of the state before training, before a checkpoint is restored into it."""
 
     kinds: dict[str, str] = field(default_factory=dict)
-    """The kind of the object at each place, from ``describe``."""
+    """The kind of the object at each place, from ``describe``, without numbers, strings and
+    None."""
     live: dict[str, set[str]] = field(default_factory=dict)
     """Kinds of live objects by place, if only a live object can be restored there."""
     notes: dict[str, Any] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""Objects that a program may hold and that have to be saved: generators, optimisers and so on.
+"""Objects that a program may hold and must save: generators, optimisers and so on.
 
-Here is what kind of one an object is, what it is at a time, and whether a state has all that it
-would be saved by.
+This module finds the kind of such an object, a mark to detect changes, and whether a state has
+everything that would be saved of it.
 """
 
 import functools
@@ -17,12 +17,12 @@ from outlast.loop.generators import Held, Position
 
 
 def kind(value: Any) -> str | None:
-    """What people call an object that is looked at; None for all others."""
+    """The kind of an object that must be saved, for messages; None for all others."""
     try:
         known = not isinstance(value, type) and (
             generator_position(value) is not None or _is_stateful(value)
         )
-    except Exception:  # foreign code, as of a proxy
+    except Exception:  # foreign code, such as a proxy's
         return None
     return f"a {state.kind_of(value)}" if known else None
 
@@ -45,7 +45,8 @@ def _is_stateful(value: Any) -> bool:
 
 
 def generator_position(value: Any) -> Position | None:
-    """Where a random generator stands; None for all else, and for the process' own ones."""
+    """The position of a random generator; None for other objects and for the process's global
+    generators."""
     cls = type(value)
     if isinstance(value, random.Random):
         own = value is not getattr(random, "_inst", None)
@@ -83,7 +84,7 @@ def _is_default(value: Any, torch: Any) -> bool:
 
 
 def token_of(value: Any) -> Any:
-    """What is one and the same in all objects that share one position."""
+    """The object that all objects with a shared position have in common."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.random.Generator):
         return value.bit_generator
@@ -93,8 +94,8 @@ def token_of(value: Any) -> Any:
 
 
 def reference(value: Any, token: Any) -> Callable[[], Any]:
-    """A weak reference where there can be one: how many others there are says how the program uses
-    an object, and an identity is unique only while its owner lives."""
+    """A weak reference if possible, because the number of strong ones shows how the program uses an
+    object; else a reference to ``token``."""
     try:
         return weakref.ref(value)
     except TypeError:
@@ -102,7 +103,7 @@ def reference(value: Any, token: Any) -> Callable[[], Any]:
 
 
 def mark(value: Any) -> Any:
-    """What an object is now, to be compared; None if nothing can be said."""
+    """A mark of an object's current contents, for comparison; None if that is impossible."""
     position = generator_position(value)
     if position is not None:
         return hash(position)
@@ -116,7 +117,7 @@ def mark(value: Any) -> Any:
 
 
 class Saved:
-    """What the states have, in whatever form; they are captured when that is first asked for."""
+    """The contents of the states in any form; they are captured on first use."""
 
     def __init__(self, states: Collection[Mapping[str, object]]) -> None:
         self._states = states
@@ -127,12 +128,12 @@ class Saved:
 
     @functools.cached_property
     def owned(self) -> dict[str, Any]:
-        """Objects that say themselves what is saved of them, by their paths."""
+        """Objects with their own ``state_dict``, by path."""
         return {path: item for _, blobs in self._captures for path, item in blobs.owned.items()}
 
     @functools.cached_property
     def loose(self) -> dict[str, Any]:
-        """What stands in attributes of modules and cannot be saved, by path."""
+        """Contents of modules' attributes that cannot be saved, by path."""
         return {path: item for _, blobs in self._captures for path, item in blobs.loose.items()}
 
     @functools.cached_property
@@ -141,12 +142,12 @@ class Saved:
         return {id(token): token for token in map(token_of, kept)}
 
     def has_object(self, token: Any) -> bool:
-        """Whether an object itself is in the states."""
+        """Whether the object itself is in the states."""
         return id(token) in self._objects
 
     @functools.cached_property
     def leaves(self) -> set[str]:
-        """All values that are saved, each with its name."""
+        """All saved values, each with its name."""
         return {
             leaf
             for nodes, blobs in self._captures
@@ -159,7 +160,7 @@ class Saved:
         return Held.by(self._states)
 
     def has(self, value: Any) -> bool:
-        """Whether all that an object would be saved by is saved."""
+        """Whether the states have everything that would be saved of an object."""
         position = generator_position(value)
         if position is not None:
             return self._held.has(position)

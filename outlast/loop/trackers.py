@@ -1,10 +1,10 @@
-"""MLflow or Weights & Biases beside the run's own rows: a copy for people, never waited for.
+"""Copies the run's rows to MLflow or Weights & Biases, without making training wait.
 
-One tracker's run for the whole run: found again, or begun, by a key that is derived from where the
-run lives, so that every attempt goes on with it. Steps that an attempt makes again after a cut are
-not sent again. A thread sends; training only puts rows into a queue of limited length. A tracker
-that is slow or down costs rows at the tracker, which are counted and said; the run's own rows,
-in its folder or bucket, are complete all the same.
+The whole run has one tracker run, which every attempt finds or begins by a key derived from the
+run's URL. Steps that an attempt repeats after an interruption are not sent again. A thread sends
+rows, and training only puts them into a queue of limited length. If a tracker is slow or down, rows
+are missing there; they are counted and reported. The run's own rows, in its folder or bucket, are
+complete anyway.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ VARIABLE = "OUTLAST_TRACKER"
 QUEUE_ROWS = 1000
 BATCH_ROWS = 100
 CLOSE_SEC = 10.0
-"""How long the end of a training waits for what is still queued."""
+"""Seconds that the end of a training waits for queued rows."""
 RETRY_SEC = 5.0
 RETRY_FACTOR_MAX = 12
-"""Waits between two tries double up to so many times RETRY_SEC."""
+"""Waits between two tries double up to this multiple of RETRY_SEC."""
 TROUBLES_MAX = 5
-"""Different troubles of a tracker that are shown in one attempt."""
+"""The most different troubles of a tracker to show in one attempt."""
 KEY_TAG = "outlast.supervisor"
 PARAM_CHARACTERS_MAX = 500
 
@@ -42,22 +42,22 @@ class _Sender(Protocol):
     """One tracker's run. All methods belong to the sending thread and may raise anything."""
 
     def last_step(self) -> int:
-        """The last step that the tracker has a row of; 0 for none."""
+        """The last step of which the tracker has a row; 0 for none."""
         ...
 
     def send(self, rows: list[tuple[int, dict[str, float]]]) -> None:
-        """Rows with their steps, in order."""
+        """Send rows with their steps, in order."""
         ...
 
     def close(self, *, interrupted: bool) -> None:
-        """No row follows in this attempt; ``interrupted``: another attempt may."""
+        """End this attempt's rows; ``interrupted``: another attempt may follow."""
         ...
 
 
 def choose(name: str | None) -> str | None:
-    """The tracker to use: ``name``, else what the environment names, else none.
+    """The tracker to use: ``name``, else the one named by OUTLAST_TRACKER, else None.
 
-    LoopError: it is not one that is known, or its package is not installed.
+    Raises LoopError if it is unknown or its package is not installed.
     """
     name = name if name is not None else os.environ.get(VARIABLE)
     if not name:
@@ -90,7 +90,7 @@ class Tracker:
         self._thread.start()
 
     def log(self, step: int, row: Mapping[str, Any]) -> None:
-        """Queue the numbers of one row; dropped where the queue is full."""
+        """Queue the numbers of one row; drop it if the queue is full."""
         numbers = {
             key: float(value)
             for key, value in row.items()
@@ -104,7 +104,7 @@ class Tracker:
             self._drop(1)
 
     def close(self, *, interrupted: bool) -> None:
-        """Send what is queued, for a limited time, and say what was not."""
+        """Send the queued rows for a limited time, and report how many are missing."""
         self._interrupted = interrupted
         self._closing.set()
         self._thread.join(CLOSE_SEC)
@@ -135,7 +135,9 @@ class Tracker:
                 if self._closing.wait(next(waits)):
                     return
         while rows := self._batch():
-            rows = [row for row in rows if row[0] > last_step]  # made, and sent, before a cut
+            rows = [
+                row for row in rows if row[0] > last_step
+            ]  # without rows sent before an interruption
             if not self._send(sender, rows):
                 self._dropped += len(rows)
                 return
@@ -145,7 +147,7 @@ class Tracker:
             self._troubles.say(error, "rows may be missing there")
 
     def _send(self, sender: _Sender, rows: list[tuple[int, dict[str, float]]]) -> bool:
-        """Whether the rows were sent before the training was over."""
+        """Send rows, with retries; whether they were sent before the training was over."""
         waits = _waits()
         while rows:
             try:
@@ -158,7 +160,7 @@ class Tracker:
         return True
 
     def _batch(self) -> list[tuple[int, dict[str, float]]]:
-        """The next rows; empty once the training is over and all were taken."""
+        """The next rows; empty once the training is over and the queue is empty."""
         rows: list[tuple[int, dict[str, float]]] = []
         while not rows:
             with contextlib.suppress(queue.Empty):
@@ -171,15 +173,16 @@ class Tracker:
 
 
 class _Troubles:
-    """What goes wrong with one tracker, each trouble once: texts that differ in numbers only are
-    one trouble, and after some different ones there is silence."""
+    """Reports each trouble with one tracker once. Texts that differ only in numbers are one
+    trouble, and after TROUBLES_MAX different ones no more are reported."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._said: set[str] = set()
 
     def say(self, error: BaseException, outcome: str) -> None:
-        """Say it, unless it was said. ``outcome``: what it means for the training."""
+        """Report an error unless it was already reported. ``outcome`` is its effect on the
+        training."""
         line = _first_line(error)
         trouble = re.sub(r"\w*\d\w*", "#", line)
         if trouble in self._said or len(self._said) == TROUBLES_MAX:
@@ -197,13 +200,13 @@ def _waits() -> Iterator[float]:
 
 
 def run_key(welcome: Welcome) -> str:
-    """The same for every attempt at one run, and for no other run."""
+    """A key that all attempts of one run share, and no other run."""
     text = f"{welcome.run_url}\0{welcome.run_id}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class _Mlflow:
-    """A run of MLflow, found by a tag in the experiment that MLflow's own settings name."""
+    """An MLflow run, found by a tag in the experiment that MLflow's own settings name."""
 
     def __init__(self, key: str, title: str, params: Mapping[str, str]) -> None:
         import mlflow  # type: ignore[import-not-found]
@@ -234,11 +237,11 @@ class _Mlflow:
             for step, row in rows
             for name, value in row.items()
         ]
-        for start in range(0, len(points), 1000):  # MLflow's own limit of one call
+        for start in range(0, len(points), 1000):  # MLflow's limit per call
             self._client.log_batch(self._id, metrics=points[start : start + 1000])
 
     def close(self, *, interrupted: bool) -> None:
-        # An interrupted run is gone on with: for MLflow it is still running.
+        # A later attempt continues an interrupted run, so for MLflow it is still running.
         if not interrupted:
             self._client.set_terminated(self._id)
 
@@ -253,7 +256,7 @@ def _mlflow_experiment(client: Any) -> str:
 
 
 class _Wandb:
-    """A run of Weights & Biases, whose id is the key; project and entity are W&B's own settings."""
+    """A Weights & Biases run with the key as its id; project and entity are W&B's own settings."""
 
     def __init__(self, key: str, title: str, params: Mapping[str, str]) -> None:
         import wandb  # type: ignore[import-not-found]

@@ -22,12 +22,12 @@ from outlast.spec.result import METRICS_FILE
 
 
 class Training:
-    """One attempt at a training. Use it in ``with``; all methods belong to the thread of the loop.
+    """One attempt of a training. Use it in ``with``; all methods belong to the thread of the loop.
 
-    A body that raises ends the attempt as failed; one that returns has completed the training,
-    where all steps were made, ``finish`` was called, or there is no total.
+    If the body raises, the attempt has failed. If it returns, the training is complete, provided
+    that all steps were made, ``finish`` was called, or there is no total.
 
-    Under ``torchrun`` only rank 0 keeps what ``log``, ``eval`` and ``tick`` are given.
+    Under ``torchrun`` ``log``, ``eval`` and ``tick`` have an effect in rank 0 only.
     """
 
     def __init__(
@@ -80,31 +80,32 @@ class Training:
 
     @property
     def done(self) -> bool:
-        """Whether this part was done before this start: there are no steps, ``evals`` are what they
-        were, and ``result`` gives its files. What is written or evaluated again is not kept."""
+        """Whether this part was already done before this start. Then there are no steps, ``evals``
+        are the earlier ones, and ``result`` returns its files. New files and evaluations are not
+        kept."""
         return self._side.is_done
 
     @property
     def rank(self) -> int:
-        """Number of this process among those of the training, from 0."""
+        """Number of this process in the training, from 0."""
         return self._rank
 
     @property
     def world_size(self) -> int:
-        """Processes that make this training together; 1 without ``torchrun``."""
+        """Number of processes of this training; 1 without ``torchrun``."""
         return self._size
 
     @property
     def evals(self) -> list[dict[str, Any]]:
         """All evaluations so far, in all attempts: the step and the values of each. LoopError in
-        another rank than 0, which alone keeps them."""
+        ranks other than 0, which do not keep them."""
         return self._side.evals()
 
     def steps(self) -> Iterator[int]:
-        """The steps still to make: their numbers, from one more than what is done up to total.
+        """The numbers of the remaining steps, from the first one not yet done up to ``total``.
 
-        Between two of them snapshots are handed over, and a requested stop exits with 75. A step
-        counts once the next one is asked for; the last one before the loop is left counts if it
+        Between two steps, snapshots are handed over, and a requested stop exits with 75. A step
+        counts once the next one is requested; the last one before the loop is left counts if it
         logged or evaluated anything, or called ``finish``.
         """
         found = self._make_steps()
@@ -137,14 +138,15 @@ class Training:
         self._watchers.leave_loop()
 
     def finish(self, why: str) -> None:
-        """Say that training is over with the step being made, before all steps of the total: early
-        stopping, say. Call it once the step's update is done, then leave the loop; a loop that
-        continues ends before its next step. ``why`` is recorded with the end.
+        """End the training with the current step, before all steps are made, as in early stopping.
+        Call it after the step's update, then leave the loop; a loop that continues ends before its
+        next step. ``why`` is recorded with the end.
         """
         self._progress.finish(why)
 
     def log(self, /, **values: Any) -> None:
-        """Values of the step being made; one row a step, the last value of a name stands."""
+        """Log values of the current step. Each step has one row, with the last value of each
+        name."""
         progress = self._progress
         if self._rank:
             progress.marked = True
@@ -157,12 +159,12 @@ class Training:
     def eval(
         self, /, *, best: Direction | None = None, of: str | None = None, **values: Any
     ) -> None:
-        """An evaluation after this step's update; kept in the state and in metrics.json.
+        """Record an evaluation after this step's update, in the state and in metrics.json.
 
-        Values are numbers, of any names; one that is not finite is kept as such, and evaluations
-        may have different names. With ``best`` (``max`` or ``min``) a new best value is a
-        checkpoint tagged ``best``; ``of`` says which value is judged if there are several. After
-        the loop there is no checkpoint to tag, and ``best`` does nothing.
+        Values are numbers with any names, also numbers that are not finite; evaluations may have
+        different names. With ``best`` (``max`` or ``min``) a new best value makes a checkpoint
+        tagged ``best``; ``of`` names the value to judge if there are several. After the loop
+        ``best`` has no effect, because there is no checkpoint to tag.
         """
         progress = self._progress
         if self._rank:
@@ -182,17 +184,18 @@ class Training:
         self.tick("eval")
 
     def tick(self, phase: str = "train") -> None:
-        """A sign of life in a long phase without steps; raises if a checkpoint has failed."""
+        """Give a sign of life in a long phase without steps; CheckpointFailed if a commit
+        failed."""
         self._side.tick(phase)
 
     def data(self, path: str | Path) -> Path:
-        """A local path for training data at a local or ``gs://`` path, as ``outlast.data`` gives
-        it, within the training."""
+        """A local path for training data at a local or ``gs://`` path. Like ``outlast.data``, but
+        within the training."""
         return self._side.data(path)
 
     def result(self, name: str) -> Path:
-        """Where to write a file of the result; after the loop only, for it is made once. Of a part
-        that is done already, where the file is."""
+        """The path to which to write a file of the result; only after the loop, because the result
+        is made once. For a part that is already done, the path of the existing file."""
         if not (self._progress.finished or self._progress.why or self.done):
             raise LoopError(f"result {name!r}: write results after the loop of run.steps()")
         check_object_name(name)

@@ -1,28 +1,29 @@
-"""Entries of a state that the program does not train with.
+"""Finds entries of a state that the program does not train with.
 
-A name that a program binds again (``w = w + 1``, ``best = copy.deepcopy(model)``) leaves the object
-in the state as it was. Nothing fails then, and a resumed run ends with another result. So with each
-snapshot the loop looks at what has not changed, and at how the program holds it (``usage``,
-``rebound``):
+If a program binds a name again (``w = w + 1``, ``best = copy.deepcopy(model)``), the object in the
+state stays unchanged. Nothing fails, but a resumed run ends with another result. So at each
+snapshot the loop checks which objects have not changed, and how the program refers to them
+(``usage``, ``rebound``):
 
 array
-    An array or a tensor that has not changed since the first step may be one that the program
-    rebinds, and nothing tells for certain. It is reported, and a resume is refused, unless it is
-    declared constant.
+    An array or a tensor that has not changed since the first step may be one whose name the program
+    binds again, which cannot be known for certain. It is reported, and a resume is refused, unless
+    it is declared constant.
 container of plain data
-    Its values may wait for the end of an epoch. It is reported and refused where the program has
-    shown that it uses something else. The same goes for each array, number, text and flag inside.
+    Its values may change only at the end of an epoch. It is reported and refused if there is
+    evidence that the program uses another object. The same applies to each array, number, text and
+    flag inside.
 anything else
-    A module, an optimiser or a generator may stay as it is for long. It is reported where the
-    program has shown that it uses something else, and never refused.
+    A module, an optimiser or a generator may stay unchanged for long. It is reported if there is
+    evidence that the program uses another object, and never refused.
 
-What has changed may be bound again later. So an array or a container stays in the watch: it is
-reported and refused if the program has bound its name to another object, and it does not change any
-more. Where other references to it are left, one more step tells that, and a snapshot waits for it;
-one that cannot wait notes the name, and a resume from it is refused.
+The name of a changed object may be bound again later. So an array or a container stays watched: it
+is reported and refused if the program has bound its name to another object and it no longer
+changes. If it has other references, one more step shows whether it still changes, and a snapshot
+waits for that step; a snapshot that cannot wait notes the name, and a resume from it is refused.
 
-What a value was is remembered as a digest of samples, and a CRC32 of all once the samples have been
-found equal.
+The loop remembers a digest of samples of each value, and a CRC32 of the whole value once the
+samples were equal.
 """
 
 import hashlib
@@ -40,39 +41,40 @@ from outlast.loop.errors import DoesNotFit
 from outlast.loop.state import Blob
 
 REPORT_AT = 3
-"""Snapshots in which an array has not changed, before it is reported without evidence."""
+"""Snapshots without a change after which an array is reported without evidence."""
 GLANCES = 3
-"""Steps after which the program's variables are looked at, besides each snapshot."""
+"""First steps after which the program's variables are checked, besides each snapshot."""
 PLACES_MAX = 256
-"""Arrays and numbers of one container that are looked at; of more, so many in even distances."""
+"""The most arrays and numbers of one container to check, at even distances if it has more."""
 _SAMPLE_BYTES = 4096
 
 
 @dataclass
 class _Entry:
-    """One place that is watched."""
+    """One watched place."""
 
     keys: tuple[Any, ...]
-    """How to get there from the state: its name, and the keys of containers below."""
+    """Keys that lead from the state to the place: the entry's name, then keys of containers."""
     kind: str
     """``array``, ``value`` (a number, a text or a flag), ``container`` or ``object``."""
     use: usage.Use
     mark: str | None
-    """Digest of what it was; what is lazy gets one once the program uses something else."""
+    """Digest of its earlier value; a lazy entry gets one once there is evidence."""
     is_lazy: bool = False
     has_numbers: bool = False
-    """Whether an array or a number is in the container."""
+    """Whether the container has an array or a number."""
     has_changed: bool = False
     token: Callable[[], Any] | int = 0
-    """The object that is there: a weak reference, or its identity."""
+    """The object at the place: a weak reference or its id."""
     crc: int | None = None
     evidence: str = ""
     is_unsure: bool = False
-    """Whether the evidence is new: the next step tells whether the program still changes it."""
+    """Whether the evidence is new, so that the next step must show whether the program still
+    changes the object."""
     marked_at: int = -1
-    """The step after which it was looked at with evidence."""
+    """The step after which it was last marked with evidence."""
     in_use: bool = False
-    """Whether it has changed although a name of it is another object's now."""
+    """Whether it has changed although one of its names now refers to another object."""
     reported: bool = False
 
     @property
@@ -81,13 +83,13 @@ class _Entry:
 
     @property
     def is_bound(self) -> bool:
-        """Whether names of the program are looked for that refer to it."""
+        """Whether to look for names of the program that refer to it."""
         return self.kind == "array" or (self.kind == "container" and len(self.keys) == 1)
 
     @property
     def is_refused(self) -> bool:
-        """Whether a resume without it is refused. Settings that only the state has are no mistake,
-        unless they have numbers, which a program would change."""
+        """Whether a resume is refused because of it. Settings that only the state has are not a
+        mistake, unless they have numbers, which a program would change."""
         weak = self.evidence == usage.UNREACHABLE and not self.has_numbers
         return bool(self.evidence) and self.kind != "object" and not weak
 
@@ -98,8 +100,8 @@ class _Entry:
 
 
 class Watch:
-    """What of one state the program may not train with. All methods belong to the thread of the
-    loop, and are called while no capture of the state is alive."""
+    """Watches for entries of one state with which the program does not train. Call all methods in
+    the thread of the loop and while no capture of the state is alive."""
 
     def __init__(
         self,
@@ -109,25 +111,24 @@ class Watch:
         inline: bool = False,
         called: str = "state",
     ) -> None:
-        """``constant`` names entries that may stay as they are. ``inline``: the program holds no
-        reference to ``values`` itself. ``called`` is what people call ``values``."""
+        """``constant`` names entries that may stay unchanged. ``inline``: the program holds no
+        reference to ``values`` itself. ``called`` is the name of ``values`` in messages."""
         self._values = values
         self._constant = frozenset(constant)
         self._inline = inline
         self._called = called
         self._entries: list[_Entry] = []
         self._changed: set[str] = set()
-        """Arrays by name that have changed once, in whatever attempt."""
+        """Names of arrays that have changed at least once, in any attempt."""
         self._names: dict[tuple[Any, ...], rebound.Names] | None = None
         self._begun = self._is_over = False
         self._step = self._now = 0
         self._looks = self._glances = 0
 
     def begin(self, step: int, note: Mapping[str, Any] | None = None) -> None:
-        """Training begins after ``step``, which is said once; ``note`` is that of the snapshot that
-        was restored.
+        """Begin after ``step``, once; ``note`` is the one in the restored snapshot.
 
-        DoesNotFit names what never changed before that snapshot.
+        DoesNotFit names an entry that did not change before that snapshot.
         """
         if self._begun:
             return
@@ -138,30 +139,29 @@ class Watch:
         self._step = step
         watched = [name for name in self._values if name not in self._constant]
         for keys, kind in [place for name in watched for place in self._places(name)]:
-            # First how it is used: a look at it is a use of our own.
+            # Check the usage first, because reading the value adds a reference.
             use = usage.begin(self._values, keys)
             self._entries.append(self._entry(keys, kind, use))
 
     def first_step(self) -> None:
-        """The first step of this attempt begins: the names that refer to an entry now are its
-        names."""
+        """Begin the first step of this attempt; names that refer to an entry now are its names."""
         if self._names is None:
             keys = [each.keys for each in self._entries if each.is_bound]
             self._names = rebound.find(self._values, keys) if keys else {}
 
     def leave_loop(self) -> None:
-        """The steps are over: what the program does with its names now means nothing."""
+        """Note that the steps are over, so that later uses of names have no meaning."""
         self._is_over = True
 
     def glance(self) -> None:
-        """After each of the first steps: what the program's variables are doing."""
+        """After each of the first steps, follow the program's variables."""
         if self._glances < GLANCES:
             self._glances += 1
             for entry in self._entries:
                 entry.use.follow()
 
     def look(self, step: int, *, snapshot: bool = True) -> list[str]:
-        """Look at what is watched, before a capture; gives sentences that are to be said."""
+        """Check the watched entries before a capture; return sentences to print."""
         self._now = step
         self._entries = [entry for entry in self._entries if self._stays(entry)]
         if not snapshot or step <= self._step:
@@ -173,8 +173,9 @@ class Watch:
         return [self._report(entry, step - self._step) for entry in due]
 
     def wants_step(self, step: int) -> bool:
-        """Whether a snapshot after ``step``, if it can wait, should wait for one more: a name was
-        bound to another object since the last look, and nothing tells yet whether that matters."""
+        """Whether a snapshot after ``step`` should wait for one more step if it can: a name was
+        bound to another object since the last look, and it is not known yet whether that
+        matters."""
         self._now, found = step, False
         for entry in self._entries:
             if self._may_be_left(entry):
@@ -183,7 +184,7 @@ class Watch:
         return found
 
     def _may_be_left(self, entry: _Entry) -> bool:
-        """Whether it is the first time that a changed entry has a name of another object."""
+        """Whether a name of a changed entry refers to another object for the first time."""
         new = entry.is_bound and not (entry.in_use or entry.evidence or self._is_over)
         if not new or not self._is_left(entry):
             return False
@@ -193,7 +194,7 @@ class Watch:
             return False
 
     def note(self) -> dict[str, Any]:
-        """For the snapshot: arrays that have changed, and what a resume refuses for certain."""
+        """The snapshot's note: arrays that have changed, and entries that a resume refuses."""
         refused = [entry for entry in self._entries if entry.is_refused]
         return {
             "changed": sorted(self._changed),
@@ -217,7 +218,7 @@ class Watch:
 
     def _entry(self, keys: tuple[Any, ...], kind: str, use: usage.Use) -> _Entry:
         value, is_array = self._at(keys), kind == "array"
-        # An array that has changed in an attempt before need not change again.
+        # An array that has changed in an earlier attempt need not change again.
         changed = is_array and len(keys) == 1 and keys[0] in self._changed
         inside = [item for _, item in _inside(value, ())]
         is_lazy = changed or kind == "object"
@@ -232,11 +233,11 @@ class Watch:
         return found
 
     def _stays(self, entry: _Entry) -> bool:
-        """Whether an entry is still watched."""
+        """Check an entry; whether it is still watched."""
         try:
             self._at(entry.keys)
         except (KeyError, IndexError, TypeError):
-            return False  # it is not there any more
+            return False  # it was removed
         evidence = entry.evidence if self._is_over else self._evidence(entry)
         if entry.is_lazy:
             return self._follow(entry, evidence)
@@ -246,23 +247,23 @@ class Watch:
         return self._note_change(entry)
 
     def _evidence(self, entry: _Entry) -> str:
-        """Why the program does not use what is there."""
+        """Why the program does not seem to use the entry's object; empty without evidence."""
         if not entry.has_changed:
             found = entry.use.evidence(self._values, inline=self._inline)
-            # A name of a thing inside of a container may be used for another one of these.
+            # A name of an array in a container may later be used for another array there.
             if found and not (entry.kind == "array" and len(entry.keys) > 1 and self._names):
                 return found
             return usage.REBOUND if self._others(entry) else ""
         return usage.REBOUND if self._is_left(entry) else ""
 
     def _is_left(self, entry: _Entry) -> bool:
-        """Whether names that were an entry's are another object's now, or it has none left."""
-        # Who has the state has each object in it without a name for it.
+        """Whether an entry's names now refer to another object, or it has no reference left."""
+        # A program with a reference to the state needs no name for an object in it.
         let_go = self._inline and len(entry.keys) == 1 and entry.use.is_let_go(self._values)
         return let_go or self._others(entry)
 
     def _others(self, entry: _Entry) -> bool:
-        """Whether a name of what is there refers to another object now, with other values."""
+        """Whether a name of the entry's object now refers to another object with other values."""
         if not entry.is_bound:
             return False
         others = [
@@ -276,7 +277,7 @@ class Watch:
         return any(not _is_same(now, each) for each in others)
 
     def _note_change(self, entry: _Entry) -> bool:
-        """It has changed for the first time."""
+        """Note the entry's first change; whether it is still watched."""
         if entry.is_plain_array:
             self._changed.add(entry.keys[0])
         named = entry.use.homes or entry.keys in (self._names or {})
@@ -287,12 +288,12 @@ class Watch:
         return self._follow(entry, self._evidence(entry))
 
     def _follow(self, entry: _Entry, evidence: str) -> bool:
-        """Whether an entry of which only the use is looked at is still watched: what the program
-        changes by another name is in use."""
+        """Check an entry by its usage only; whether it is still watched. An object that the program
+        changes through another name is in use."""
         if entry.has_changed and not _is_it(entry.token, self._at(entry.keys)):
             return False  # the program puts new objects into the state itself
         if evidence and entry.marked_at == self._now:
-            return True  # no step was made since
+            return True  # no step since
         is_known = bool(entry.evidence) and not entry.is_unsure
         entry.evidence, entry.is_unsure = "", False
         if not evidence:
@@ -312,7 +313,7 @@ class Watch:
         return True
 
     def _is_sure(self, entry: _Entry) -> bool:
-        """Whether nothing of the program refers to what is there any more."""
+        """Whether the program no longer has any reference to the entry's object."""
         known = self._inline or callable(entry.token)
         return known and entry.use.is_let_go(self._values)
 
@@ -372,7 +373,7 @@ class Watch:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether this is plain data without anything in it that could be looked at by itself."""
+    """Whether this is plain data without parts that could be watched separately."""
     empty = isinstance(value, dict | list | deque) and not value
     return empty or isinstance(value, bytearray) or _is_record(value)
 
@@ -393,16 +394,16 @@ def _is_it(token: Callable[[], Any] | int, value: object) -> bool:
 
 
 def _is_same(one: Any, two: Any) -> bool:
-    """Whether two objects hold the same values."""
+    """Whether two objects have equal values."""
     try:
         same = _mark(one) == _mark(two)
         return same and (not usage.is_array(one) or _crc(one) == _crc(two))
-    except Exception:  # foreign code; what cannot be saved is another value
+    except Exception:  # foreign code; an object that cannot be saved counts as different
         return False
 
 
 def _inside(value: object, keys: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], Any]]:
-    """What is plain in a container, as far as it is looked at."""
+    """The plain values in a container, at most PLACES_MAX of them."""
     found = list(_walk(value, keys))
     step = -(-len(found) // PLACES_MAX) or 1
     return found[::step]
@@ -425,7 +426,7 @@ def _walk(value: Any, keys: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], 
 
 
 def _mark(value: object) -> str:
-    """A digest of a value: of all that is plain, and of samples of each array."""
+    """A digest of a value: of its plain values and of samples of each array."""
     parts = [_plain(item) for _, item in _inside(value, ())] or [value]
     digest = hashlib.blake2b(digest_size=16)
     if len(parts) > 1 or parts[0] is not value:
@@ -439,7 +440,7 @@ def _mark(value: object) -> str:
 
 
 def _plain(item: Any) -> Any:
-    """A set by its size and its hash, as it has no order."""
+    """The value; for a set, which has no order, its size and hash."""
     return f"{len(item)} {hash(frozenset(item))}" if isinstance(item, set | frozenset) else item
 
 

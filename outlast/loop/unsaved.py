@@ -1,14 +1,14 @@
-"""What training changes and a checkpoint does not have: objects that the program holds.
+"""Finds objects of the program that training changes and that checkpoints lack.
 
-An optimiser, a schedule or a moving average that the state does not name is as new after a resume,
-and so is a random generator. The program runs without any error, and ends with another result. So
-after the first steps, and with snapshots, the loop looks at what the program holds (see
-outlast.loop.program): random generators, and objects that have a state to be saved. One that has
-changed since the first step, and whose state the snapshot does not have in whatever form, is
-reported, and a resume is refused unless the program declares it.
+An optimiser, a schedule, a moving average or a random generator that is not in the state starts
+from scratch after a resume. The program runs without any error but ends with another result. So
+after the first steps, and at snapshots, the loop checks the objects that the program holds (see
+outlast.loop.program): random generators and objects with a state to save. If one has changed since
+the first step and the snapshot does not have its state in any form, it is reported, and a resume is
+refused unless the program declares it.
 
-Arrays and numbers in variables are not looked at: nothing tells the values that a step computes
-again from those that it needs.
+Arrays and numbers in variables are not checked, because values that a step recomputes cannot be
+distinguished from values that it needs.
 """
 
 import re
@@ -24,9 +24,9 @@ from outlast.loop.omissions import Omissions
 from outlast.loop.things import Saved
 
 SAVED_LOOKS = 8
-"""Looks at which something that changes must be found in the state before it counts as saved."""
+"""Looks at which the state must have the values of a changing object before it counts as saved."""
 WALKS = 4
-"""Looks with a walk through the program; later there is one each time that their number doubles."""
+"""First looks that walk through the program; later ones do when their number is a power of two."""
 
 
 _REMEDIES = {
@@ -42,20 +42,21 @@ class _Thing:
     place: str
     kind: str
     get: Callable[[], Any]
-    """The object, or None once the program has let go of it."""
+    """Returns the object, or None once the program has dropped it."""
     mark: Any
     found_saved: int = 0
-    """Times that it had changed and the state had the same in another form."""
+    """Number of times that it had changed and the state had equal values in another form."""
 
 
 class Unsaved:
-    """All that the steps of one training change or draw from and that its checkpoints do not have.
-    For the thread of the loop, if no capture is alive."""
+    """Everything that the steps of one training change or draw from and that its checkpoints lack.
+    For the thread of the loop, while no capture is alive."""
 
     def __init__(
         self, states: Iterable[Mapping[str, object] | None], constant: Collection[str] = ()
     ) -> None:
-        """``states`` are all that the program saves; ``constant`` names what may be left out."""
+        """``states`` are everything that the program saves; ``constant`` names objects that may be
+        left out."""
         self._states = [values for values in states if values is not None]
         self._draws = Draws(self._states, constant)
         self._objects = Objects(self._states, constant)
@@ -63,16 +64,16 @@ class Unsaved:
         self._begun = False
 
     def begin(self, step: int, loop: Mapping[str, Any]) -> None:
-        """Training begins after ``step``; ``loop`` is what the restored snapshot notes.
+        """Begin after ``step``; ``loop`` has the notes of the restored snapshot.
 
-        DoesNotFit names what the steps before it changed or drew from and that was not saved.
+        DoesNotFit names an unsaved object that the steps before it changed or drew from.
         """
         self._draws.begin(step, loop["drawn"])
         self._objects.begin(step, loop["unsaved"])
 
     def first_step(self, steps: object = None) -> None:
-        """The first step of this attempt begins: what changes from now on is changed by steps.
-        ``steps`` is the iterator from which the program takes them."""
+        """Begin the first step of this attempt; later changes are made by steps. ``steps`` is the
+        iterator from which the program takes them."""
         if self._begun:
             return
         self._begun = True
@@ -82,7 +83,7 @@ class Unsaved:
         self._omissions.first_step(saved.owned, saved.loose, self._skip(saved))
 
     def look(self) -> list[str]:
-        """Look after a step; gives sentences that are to be said."""
+        """Check after a step; return sentences to print."""
         if not self._begun:
             return []
         saved = Saved(self._states)
@@ -91,36 +92,38 @@ class Unsaved:
         return said + self._objects.add_left_out(left_out)
 
     def note(self) -> dict[str, Any]:
-        """For the snapshot."""
+        """The snapshot's notes."""
         return {"drawn": self._draws.note(), "unsaved": self._objects.note()}
 
     def _skip(self, saved: Saved) -> Callable[[Any], bool]:
-        """What ``Objects`` looks at by itself, or what is saved by itself."""
+        """Whether ``Objects`` checks an object separately, or it is saved separately."""
         return lambda value: (
             things.kind(value) is not None or saved.has_object(things.token_of(value))
         )
 
 
 class Objects:
-    """Objects with a state which one program holds. For the thread of the loop, if no capture
-    is alive."""
+    """Objects with a state that one program holds. For the thread of the loop, while no capture is
+    alive."""
 
     def __init__(
         self, states: Collection[Mapping[str, object]], constant: Collection[str] = ()
     ) -> None:
-        """``states`` are all that the program saves; ``constant`` names places that may change."""
+        """``states`` are everything that the program saves; ``constant`` names places that may
+        change."""
         self._states = states
         self._constant = constant
         self._things: dict[int, _Thing] | None = None
         self._known: dict[int, Any] = {}
-        """What was decided of, by identity, with what keeps that from being given again."""
+        """Objects already decided on, by id, with a reference that detects whether the id was
+        reused."""
         self._found: dict[str, str] = {}
         self._looks = 0
 
     def begin(self, step: int, note: Mapping[str, str]) -> None:
-        """Training begins after ``step``; ``note`` is that of the snapshot that was restored.
+        """Begin after ``step``; ``note`` is the one in the restored snapshot.
 
-        DoesNotFit names an object that the steps before it changed and that was not saved.
+        DoesNotFit names an unsaved object that the steps before it changed.
         """
         for place, kind in note.items():
             if is_declared(place, self._constant):
@@ -134,14 +137,14 @@ class Objects:
         self._found = dict(note)
 
     def first_step(self, saved: Saved, iterator: object = None) -> None:
-        """The first step of this attempt begins: what changes from now on is changed by steps.
-        ``iterator`` is what the program takes the steps from."""
+        """Begin the first step of this attempt; later changes are made by steps. ``iterator`` is
+        the one from which the program takes the steps."""
         self._iterator = weakref.ref(iterator) if iterator is not None else lambda: None
         self._things = {}
         self._walk(saved)
 
     def look(self, saved: Saved) -> list[str]:
-        """Look after a step; gives sentences that are to be said."""
+        """Check after a step; return sentences to print."""
         if self._things is None:
             return []
         changed = [thing for thing in self._things.values() if self._has_changed(thing)]
@@ -160,7 +163,8 @@ class Objects:
         ]
 
     def add_left_out(self, places: Iterable[tuple[str, str]]) -> list[str]:
-        """Note what objects of the state leave out, and why; gives sentences to be said."""
+        """Note places that objects of the state leave out, with the reason; return sentences to
+        print."""
         found = dict(places)
         self._found |= found
         return [
@@ -172,13 +176,14 @@ class Objects:
         ]
 
     def note(self) -> dict[str, str]:
-        """For the snapshot: what steps have changed and it does not have, with the kind of each."""
+        """The snapshot's note: objects that steps have changed and that it lacks, with the kind of
+        each."""
         return dict(sorted(self._found.items()))
 
     def _walk(self, saved: Saved) -> None:
         assert self._things is not None
         values = {name: item for each in self._states for name, item in each.items()}
-        # What is taken from beside the steps is looked for among all objects: not often.
+        # Iterators beside the steps are searched for among all objects, so do that rarely.
         iterator = self._iterator() if self._looks <= unchanged.GLANCES else None
         self._things = {key: each for key, each in self._things.items() if each.get() is not None}
         for place, value in program.walk(values, iterator):
@@ -192,7 +197,7 @@ class Objects:
                 self._things[id(token)] = _Thing(place, kind, things.reference(value, token), mark)
 
     def _know(self, token: Any) -> None:
-        """It is not looked at again."""
+        """Do not check this object again."""
         self._known[id(token)] = things.reference(token, token)
 
     def _is_known(self, token: Any) -> bool:
@@ -204,14 +209,14 @@ class Objects:
         return value is not None and things.mark(value) not in (None, thing.mark)
 
     def _decide(self, changed: list[_Thing], saved: Saved) -> list[_Thing]:
-        """Of what has changed: what the state does not have."""
+        """The changed objects that the state lacks."""
         assert self._things is not None
         unsaved = []
         for thing in changed:
             value = thing.get()
             is_saved = value is None or saved.has_object(things.token_of(value))
             if not is_saved and saved.has(value):
-                # A moving average begins as a copy of what it averages: once is not enough.
+                # Once is not enough: a moving average begins as a copy of the averaged values.
                 thing.found_saved += 1
                 thing.mark = things.mark(value)
                 if thing.found_saved < SAVED_LOOKS:
@@ -226,7 +231,7 @@ class Objects:
 
 
 def check_constant(constant: Collection[str], *states: Mapping[str, object] | None) -> None:
-    """LoopError if ``constant`` names nothing that is in a state, no global generator and no
+    """Raise LoopError unless each name in ``constant`` is in a state, a global generator or a
     variable of the program."""
     known = [name for values in states if values is not None for name in values]
     if not isinstance(constant, str):
@@ -245,7 +250,7 @@ def check_constant(constant: Collection[str], *states: Mapping[str, object] | No
 
 
 def is_declared(place: str, constant: Collection[str]) -> bool:
-    """Whether a place, or what it is part of, is among the names that a program has declared."""
+    """Whether the program has declared a place, or an object that contains it, in ``constant``."""
     return any(
         place == name or (place.startswith(name) and place[len(name)] in ".[") for name in constant
     )

@@ -1,10 +1,10 @@
-"""How a program holds what is in its state: does it still use the object that the state names?
+"""Checks whether a program still uses the objects that its state names.
 
-Two signs that it does not. Its references: when training began the program had one to the object
-besides the state's, and now it has none; or it never had any, nor one to the state, so that it
-cannot change what is there. And its variables: one that is called as the entry was this object, and
-is another of the same type now; or had the same number, text or flag, and goes on while that in
-the state stands still.
+Two things show that it does not. First, references: the program had one to the object besides the
+state's when training began and has none now, or it never had one to the object or to the state and
+so cannot change the object. Second, variables: one with the entry's name was this object and is now
+another one of the same type, or it had the same number, text or flag and changes while the state's
+value does not.
 """
 
 import inspect
@@ -19,38 +19,39 @@ UNREACHABLE = "your program holds no reference to it"
 MOVED = "your program's variable of that name no longer refers to it"
 
 _NUMBERS_SEEN = 3
-"""Different numbers that a variable has had: one that counts on, not one that was set once."""
+"""Different numbers of a variable that show that it counts and was not just set once."""
 _TEXTS_SEEN = 2
-"""A text or a flag counts on nothing: another one is enough."""
+"""The same for a text or a flag, for which another value is enough."""
 _FRAMEWORKS = ("numpy", "torch", "jax", "jaxlib")
 
 _Home = tuple[CodeType, str]
-"""A variable: the code that it belongs to, and its name; ``self.`` before an attribute's."""
+"""A variable: its code, and its name, with ``self.`` before an attribute."""
 
 
 @dataclass
 class Use:
-    """What the program had of one place when training began."""
+    """How the program referred to one place when training began."""
 
     keys: tuple[Any, ...]
     is_value: bool
-    """Whether it is a number, a text or a flag, which has no place."""
+    """Whether it is a number, a text or a flag, whose identity has no meaning."""
     held: int
-    """References besides the container's."""
+    """Number of references besides the container's."""
     homes: frozenset[_Home]
-    """Variables of its name that were it, or had its value."""
+    """Variables with its name that were the object or had its value."""
     seen: list[Any]
-    """Values that these have had."""
+    """Values that these variables have had."""
 
     def follow(self) -> None:
-        """Look at the variables of a value, which ``evidence`` does for any place."""
+        """Note the current values of a value's variables; ``evidence`` does so too."""
         if self.is_value and self.homes and len(self.seen) < self._enough:
             news = [item for item in self._variables() if item not in self.seen]
             self.seen += news[:1]
 
     def evidence(self, values: Mapping[str, object], *, inline: bool) -> str:
-        """Why the program does not use what is there, or nothing; KeyError, IndexError or TypeError
-        if nothing is there. ``inline``: the program has no reference to ``values``."""
+        """Why the program does not use the object at the place, or empty text. KeyError, IndexError
+        or TypeError if the place does not exist. ``inline``: the program has no reference to
+        ``values``."""
         if self.is_value:
             self.follow()
             return MOVED if len(self.seen) >= self._enough else ""
@@ -60,11 +61,11 @@ class Use:
         return UNREACHABLE if out_of_reach and len(self.keys) == 1 else ""
 
     def is_let_go(self, values: Mapping[str, object]) -> bool:
-        """Whether the program has no reference any more to what is there."""
+        """Whether the program has lost its references to the object at the place."""
         return bool(self.held) and not _held(values, self.keys)
 
     def others(self, values: Mapping[str, object]) -> list[Any]:
-        """What the variables are now, where that is another object of the same type."""
+        """Current objects of the variables that are different ones of the same type."""
         if not self.homes or self.is_value:
             return []
         now = at(values, self.keys)
@@ -80,8 +81,8 @@ class Use:
 
 
 def begin(values: Mapping[str, object], keys: tuple[Any, ...]) -> Use:
-    """How the program holds the place ``keys`` of ``values`` now."""
-    held = _held(values, keys)  # before we hold it ourselves
+    """How the program now refers to the place ``keys`` of ``values``."""
+    held = _held(values, keys)  # before our own reference
     now = at(values, keys)
     plain = is_value(now)
     homes = frozenset(
@@ -94,12 +95,13 @@ def begin(values: Mapping[str, object], keys: tuple[Any, ...]) -> Use:
 
 def is_inline(values: Mapping[str, object]) -> bool:
     """Whether the program has no reference to ``values``, because they are written in the call of
-    ``outlast.train``. To be asked in the constructor that ``train`` calls, once it keeps them."""
+    ``outlast.train``. Call it only in the constructor that ``train`` calls, once that has stored
+    them."""
     return type(values) is dict and sys.getrefcount(values) <= _INLINE
 
 
 def is_array(value: object) -> bool:
-    """Whether this is a numpy array, a tensor or a JAX array: its values and nothing else."""
+    """Whether this is a numpy array, a tensor or a JAX array."""
     kind = type(value)
     return (
         any(base.__module__.partition(".")[0] in _FRAMEWORKS for base in kind.__mro__)
@@ -109,7 +111,7 @@ def is_array(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Whether this is a number, numpy's among them; a boolean is a flag."""
+    """Whether this is a number, also one of numpy's; a boolean is a flag."""
     kind = type(value)
     return kind in (int, float, complex) or (
         kind.__module__ == "numpy"
@@ -124,14 +126,15 @@ def is_value(value: object) -> bool:
 
 
 def at(values: Any, keys: tuple[Any, ...]) -> Any:
-    """What is in ``values`` below ``keys``."""
+    """The object in ``values`` at ``keys``."""
     for key in keys:
         values = values[key]
     return values
 
 
 def _held(values: Mapping[str, object], keys: tuple[Any, ...]) -> int:
-    """References to a place besides its container's; 0 if a container makes its values."""
+    """Number of references to the object at a place besides its container's; 0 if the container is
+    not a plain dict or list."""
     container = at(values, keys[:-1])
     return _count(container, keys[-1]) - _ALONE if type(container) in (dict, list) else 0
 
@@ -144,7 +147,7 @@ _ALONE = _count({"x": object()}, "x")
 
 
 class _LikeTraining:
-    """Holds and counts as the loop's class does."""
+    """Holds and counts references like the loop's class."""
 
     def __init__(self, values: Mapping[str, object], *, name: str) -> None:
         self.values, self.name = values, name
@@ -163,13 +166,13 @@ _INLINE = _as_train({})
 
 
 def names(keys: tuple[Any, ...]) -> set[str]:
-    """What a variable of a place may be called: as the entry, or as the innermost key."""
+    """Possible names of a variable for a place: the entry's name or the innermost key."""
     return {key for key in (keys[0], keys[-1]) if isinstance(key, str)}
 
 
 def _variables(names: Collection[str]) -> Iterator[tuple[_Home, Any]]:
-    """The variables of these names in the functions at work outside of the loop, and of the
-    attributes of their ``self``; the innermost first."""
+    """The variables with these names in running functions outside the loop, and such attributes of
+    their ``self``; innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not str(frame.f_globals.get("__name__", "")).startswith("outlast.loop"):
@@ -179,7 +182,7 @@ def _variables(names: Collection[str]) -> Iterator[tuple[_Home, Any]]:
 
 def _variables_in(frame: FrameType, names: Collection[str]) -> list[tuple[_Home, Any]]:
     code = frame.f_code
-    if not code.co_flags & inspect.CO_OPTIMIZED:  # a module: its variables themselves, no copy
+    if not code.co_flags & inspect.CO_OPTIMIZED:  # a module: its own variables, not a copy
         return [((code, name), frame.f_locals[name]) for name in names if name in frame.f_locals]
     held = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
     if held.isdisjoint((*names, "self")):
@@ -188,6 +191,6 @@ def _variables_in(frame: FrameType, names: Collection[str]) -> list[tuple[_Home,
     found = [((code, name), locals_[name]) for name in names if name in locals_]
     attributes = getattr(locals_.get("self"), "__dict__", {})
     found += [((code, f"self.{name}"), attributes[name]) for name in names if name in attributes]
-    if type(locals_) is dict:  # a copy, which would keep alive what the program lets go of
+    if type(locals_) is dict:  # a copy, which would keep the program's objects alive
         locals_.clear()
     return found

@@ -1,12 +1,11 @@
-"""Whether a state is what a snapshot of it holds, after it was restored.
+"""Checks after a restore whether a state equals its snapshot.
 
-Both sides are captures: nodes, and the arrays where they lie. The snapshot's arrays are its mapped
-file, the program's are its own memory, so comparing them takes no second copy of either.
+Both sides are captures: nodes, and arrays in place. The snapshot's arrays are its mapped file and
+the program's are its own memory, so a comparison needs no second copy of either.
 
-A restored state may lie elsewhere than the saved one: on another device, in another order in
-memory, on a machine with fewer GPUs, in a process whose layers have other numbers. ``check`` knows
-what does not matter; ``prove``, which restores into the very objects that were saved, wants all
-to be equal.
+A restored state may be on another device, have another memory order, be on a machine with fewer
+GPUs, or be in a process whose layers have other numbers. ``check`` ignores such differences;
+``prove``, which restores into the same objects that were saved, requires full equality.
 """
 
 import ctypes
@@ -26,7 +25,8 @@ from outlast.loop.state import MISSING, Blob, Blobs, Node
 
 _SMALL_BYTES = 1 << 12
 _PIECE_BYTES = 1 << 16
-"""Larger pieces leave the processor's cache, and each gets its memory from the system."""
+"""Bytes compared at a time. Larger pieces exceed the processor's cache, and each gets its memory
+from the system."""
 _THREADED_BYTES = 1 << 26
 _THREADS = min(4, os.cpu_count() or 1)
 _ARRAYS = ("$array", "$tensor", "$jax", "$blob")
@@ -40,13 +40,13 @@ def check(
     *,
     names: Collection[str] | None = None,
 ) -> None:
-    """Compare ``values``, or of them only ``names``, with the snapshot that was restored into them.
+    """Compare ``values``, or only ``names`` of them, with the snapshot that was restored into them.
 
-    DoesNotFit names the first place that differs: a run that resumes from there would end with
-    another result than one that was never interrupted.
+    DoesNotFit names the first place that differs, because a run that resumes from there would not
+    have the result of an uninterrupted one.
     """
     wanted = {name: node for name, node in saved.nodes.items() if names is None or name in names}
-    # In the checkpoint's order: which of two names of one object comes first is part of a capture.
+    # In the checkpoint's order, because a capture depends on which name of an object comes first.
     now = state.capture_all({name: values[name] for name in wanted})
     found = difference((wanted, saved.blobs), now, moved=True)
     if found is not None:
@@ -67,12 +67,13 @@ def prove(
 ) -> None:
     """Save ``before``, a capture of ``values``, into ``folder``, restore it and compare.
 
-    StateError names what does not survive. OSError: no room; the folder is left to the caller.
+    StateError names an object that differs afterwards. OSError if there is no room; the caller
+    removes the folder.
     """
     nodes, blobs = before
     snapshot.write(folder, Saved(0, {}, dict(nodes), blobs), spare=spare)
     if spare is not None:
-        spare.unmap()  # else this process would have it twice
+        spare.unmap()  # else this process would map it twice
     saved = snapshot.read(folder)
     state.restore_all(values, saved.nodes, saved.blobs)
     found = difference((saved.nodes, saved.blobs), state.capture_all(values))
@@ -84,20 +85,21 @@ def prove(
 
 
 def difference(before: Capture, after: Capture, *, moved: bool = False) -> str | None:
-    """Where two captures of one state differ first, such as ``state['box']['w']``, or None.
+    """The first place at which two captures of one state differ, such as ``state['box']['w']``, or
+    None.
 
-    ``moved``: the second one may lie elsewhere (another process, device or memory order).
+    ``moved``: the second one may be in another process, device or memory order.
     """
     return _Comparison(before[1], after[1], moved=moved).run(before[0], after[0])
 
 
 class _Comparison:
-    """Two captures side by side: first what is plain, then the arrays in the order met."""
+    """Compares two captures: first the plain values, then the arrays in the order found."""
 
     def __init__(self, ones: Blobs, twos: Blobs, *, moved: bool) -> None:
         self._ones, self._twos, self._moved = ones.items, twos.items, moved
         self._pairs: dict[int, tuple[int, str]] = {}
-        """The second one's array for each of the first one's, and where it was met."""
+        """For each array of the first capture, that of the second one and its path."""
         self._taken: set[int] = set()
 
     def run(self, before: Mapping[str, Node], after: Mapping[str, Node]) -> str | None:
@@ -108,7 +110,7 @@ class _Comparison:
         pairs = [(self._ones[a], self._twos[b], path) for a, (b, path) in self._pairs.items()]
         if sum(one.nbytes for one, _, _ in pairs) < _THREADED_BYTES:
             return _first_of(map(self._compare, pairs))
-        with ThreadPoolExecutor(_THREADS) as pool:  # memory gives more to several processors
+        with ThreadPoolExecutor(_THREADS) as pool:  # several processors get more memory bandwidth
             return _first_of(pool.map(self._compare_all, _shares(pairs)))
 
     def _compare_all(self, pairs: Iterable[tuple[Blob, Blob, str]]) -> str | None:
@@ -128,11 +130,11 @@ class _Comparison:
             one, two = state.without_history(one), state.without_history(two)
             if list(one) != list(two):
                 return path
-            # An attribute may have such a name too; only a node has a number there.
+            # An attribute may have such a name too, but only a node has a number there.
             if key := next((key for key in _ARRAYS if type(one.get(key)) is int), None):
                 return self._array(key, one, two, path)
             pairs = [(f"[{key!r}]", one[key], two[key]) for key in one]
-            # People know the object, not the parts of its node.
+            # Name the object, not the parts of its node, which people do not know.
             inside = any(key.startswith("$") for key in one)
         elif isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
             pairs = [(f"[{i}]", a, b) for i, (a, b) in enumerate(zip(one, two, strict=True))]
@@ -148,7 +150,8 @@ class _Comparison:
     def _array(
         self, key: str, one: Mapping[str, Any], two: Mapping[str, Any], path: str
     ) -> str | None:
-        """What was one array in two places must be one again, and what was two must be two."""
+        """Pair two arrays. One array in two places must still be one, and two must still be two;
+        otherwise return the path."""
         if {**one, key: 0} != {**two, key: 0} or type(two[key]) is not int:
             return path
         ours, theirs = one[key], two[key]
@@ -161,7 +164,7 @@ class _Comparison:
 def _shares(
     pairs: Sequence[tuple[Blob, Blob, str]],
 ) -> Iterator[Sequence[tuple[Blob, Blob, str]]]:
-    """The pairs in order, in some shares of about as many bytes for each thread."""
+    """Consecutive pairs in shares of about equal size in bytes, about four for each thread."""
     share = sum(one.nbytes for one, _, _ in pairs) // (4 * _THREADS)
     since = size = 0
     for i, (one, _, _) in enumerate(pairs, 1):
@@ -176,7 +179,7 @@ def _first_of(found: Iterable[str | None]) -> str | None:
 
 
 def _placeless(one: dict[str, Any], two: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Both nodes without what another place changes."""
+    """Both nodes without the parts that depend on the device, the process and so on."""
     kind = one.get("$object")
     if kind is not None and kind == two.get("$object"):
         one, two = _KINDS.get(kind, lambda a, b: (a, b))(dict(one), dict(two))
@@ -190,7 +193,7 @@ Nodes = tuple[dict[str, Any], dict[str, Any]]
 
 
 def _module(one: dict[str, Any], two: dict[str, Any]) -> Nodes:
-    """Versions are those of the classes that wrote a state; its names have no order."""
+    """Ignores the versions of classes and the order of names."""
     for node in (one, two):
         node.pop("versions")
         node["entries"] = dict(sorted(node["entries"].items()))
@@ -198,7 +201,7 @@ def _module(one: dict[str, Any], two: dict[str, Any]) -> Nodes:
 
 
 def _optimizer(one: dict[str, Any], two: dict[str, Any]) -> Nodes:
-    """A later version of PyTorch gives the groups more settings."""
+    """Ignores additional group settings, which later versions of PyTorch have."""
     for node in (one, two):
         node["params"] = [shape for shape, _ in node["params"]]
     ours, theirs = one["state"].get("param_groups"), two["state"].get("param_groups")
@@ -212,13 +215,14 @@ def _optimizer(one: dict[str, Any], two: dict[str, Any]) -> Nodes:
 
 
 def _random(one: dict[str, Any], two: dict[str, Any]) -> Nodes:
-    """Of GPUs that this machine does not have there are no random numbers."""
+    """Ignores random numbers of GPUs that only one of the machines has."""
     both = min(len(one["state"]), len(two["state"]))
     return {**one, "state": one["state"][:both]}, {**two, "state": two["state"][:both]}
 
 
 def _keras(one: dict[str, Any], two: dict[str, Any]) -> Nodes:
-    """Keras numbers a process's layers, and makes a model's metrics with its first batch."""
+    """Ignores the numbers that Keras gives to layers, and metrics, which Keras makes with the first
+    batch, if only one side has them."""
     if len(one.get("metrics", ())) != len(two.get("metrics", ())):
         for node in (one, two):
             node.pop("metrics", None)
@@ -252,7 +256,7 @@ _KINDS = {
 
 
 def same(a: Blob, b: Blob, *, moved: bool = False) -> bool:
-    """Whether two arrays are equal, bit by bit; ``moved``: in whatever order they lie in memory."""
+    """Whether two arrays are equal bit by bit; ``moved``: in any memory order."""
     if (a.dtype, tuple(a.shape), a.nbytes) != (b.dtype, tuple(b.shape), b.nbytes):
         return False
     if a.order == b.order:
@@ -261,7 +265,7 @@ def same(a: Blob, b: Blob, *, moved: bool = False) -> bool:
 
 
 def same_bytes(a: memoryview | bytes, b: memoryview | bytes) -> bool:
-    """Whether two buffers of one size are equal, without a copy of either."""
+    """Whether two buffers of equal size are equal, without a copy of either."""
     one, two = memoryview(a), memoryview(b)
     size = len(one)
     if size <= _SMALL_BYTES:
@@ -269,7 +273,7 @@ def same_bytes(a: memoryview | bytes, b: memoryview | bytes) -> bool:
     if not (one.readonly or two.readonly):
         kind = ctypes.c_char * size
         return not _memcmp(kind.from_buffer(one), kind.from_buffer(two), size)
-    return all(  # bytes, as memoryviews compare one element at a time
+    return all(  # bytes, because memoryviews compare element by element
         bytes(one[at : at + _PIECE_BYTES]) == bytes(two[at : at + _PIECE_BYTES])
         for at in range(0, size, _PIECE_BYTES)
     )
@@ -285,7 +289,7 @@ _memcmp = _memcmp_of_libc()
 
 
 def _in_c_order(blob: Blob) -> memoryview:
-    """A copy of one array's bytes, as if it lay in C order."""
+    """A copy of one array's bytes in C order."""
     order = range(len(blob.shape)) if blob.order is None else blob.order
     count = 1
     for size in blob.shape:

@@ -1,4 +1,4 @@
-"""What looks for state that a resumed run would lack."""
+"""The watchers that look for state that a resumed run would lack."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from outlast.loop import ranks, sampler, unchanged, unsaved
 
 
 class Watchers:
-    """All that watch one training. They belong to the thread of the loop."""
+    """All watchers of one training. For the thread of the loop."""
 
     def __init__(
         self,
@@ -18,8 +18,7 @@ class Watchers:
         *,
         inline: bool,
     ) -> None:
-        """``watched`` is the ``rank_state`` as it is saved; ``inline`` as unchanged.Watch has
-        it."""
+        """``watched`` saves the ``rank_state``; for ``inline`` see unchanged.Watch."""
         unsaved.check_constant(constant, state, rank_state)
         self.unchanged = unchanged.Watch(state, constant, inline=inline)
         self.unsaved = unsaved.Unsaved([state, rank_state], constant)
@@ -27,39 +26,40 @@ class Watchers:
         self._rank_state = watched
 
     def begin_loop(self, *, resumed: bool) -> None:
-        """The program has asked for its first step."""
+        """Note that the program has requested its first step."""
         self._samplers.first_step(resumed=resumed)
 
     def step(self, steps: Iterator[int] | None) -> None:
-        """A step is drawn from ``steps``; the first one of an attempt matters."""
+        """Note that a step is drawn from ``steps``; only the first one of an attempt has an
+        effect."""
         self.unchanged.first_step()
         self.unsaved.first_step(steps)
         if self._rank_state is not None:
             self._rank_state.first_step()
 
     def step_made(self) -> list[str]:
-        """A step is complete; gives what is to be said."""
+        """Note a complete step; return sentences to print."""
         return self._samplers.step_made()
 
     def end_loop(self) -> None:
-        """The program asks for no more steps."""
+        """Note that the program requests no more steps."""
         self._samplers.end()
 
     def leave_loop(self) -> None:
-        """The steps are over: what the program does with its state now means nothing."""
+        """Note that the steps are over, so that later uses of the state have no meaning."""
         self.unchanged.leave_loop()
         if self._rank_state is not None:
             self._rank_state.leave_loop()
 
     def glance(self) -> list[str]:
-        """After each of the first steps; gives what is to be said."""
+        """Check after each of the first steps; return sentences to print."""
         self.unchanged.glance()
         return self.unsaved.look()
 
     def look(self, step: int) -> list[str]:
-        """Before the state is captured after ``step``; gives what is to be said."""
+        """Check before the state is captured after ``step``; return sentences to print."""
         return [*self.unchanged.look(step), *self.unsaved.look()]
 
     def note(self) -> dict[str, Any]:
-        """For the snapshot."""
+        """The snapshot's notes."""
         return {"unchanged": self.unchanged.note(), **self.unsaved.note()}

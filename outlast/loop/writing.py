@@ -1,4 +1,4 @@
-"""The state as a snapshot's folder: where there is room for it, and what is in it."""
+"""Writes the state as a snapshot's folder, and finds a place with room for it."""
 
 import contextlib
 import shutil
@@ -18,13 +18,13 @@ from outlast.loop.words import say
 from outlast.protocol import Snapshot
 
 FULL_RETRY_SEC = 60.0
-"""A snapshot that finds its disk full is tried for so long; the one before frees its room."""
+"""Seconds to retry on a full disk, while the previous snapshot frees its room."""
 BUSY_RETRY_SEC = 1.0
 SPARE = "tmp-spare.bin"
 EVALUATIONS = "tmp-evaluations"
-"""Where the files of evaluations that are full stay while the training runs."""
+"""Folder for full files of evaluations while the training runs."""
 RESULT = "tmp-result"
-"""Where the files of the result are written until they are complete."""
+"""Folder for the files of the result until they are complete."""
 
 
 @dataclass
@@ -35,11 +35,11 @@ class Offer:
     message: Snapshot
     cost_sec: float
     over: str | None = None
-    """Why the loop is over, as it notes."""
+    """Why the loop is over, from its notes."""
     asked_at_sec: float | None = None
-    """When it was handed over, if the answer has not come yet."""
+    """When it was handed over, while the answer has not come."""
     lacks_ranks: bool = False
-    """Whether the parts of the ranks are still to be written."""
+    """Whether the ranks must still write their parts."""
 
 
 class Writer:
@@ -55,7 +55,7 @@ class Writer:
         *,
         leader: ranks.Leader | None = None,
     ) -> None:
-        """``folders`` are those for snapshots, the first one that of the supervisor's choice."""
+        """``folders`` are those for snapshots; the first one is the supervisor's choice."""
         self._session = session
         self._state = call.state
         self._begun = state.survey(call.state)
@@ -66,7 +66,7 @@ class Writer:
         self._work = folders[0]
         self._scratch = folders
         for place in folders:
-            # Of a trainer before, and perhaps still read under another name.
+            # From an earlier trainer, and perhaps still read under another name.
             (place / SPARE).unlink(missing_ok=True)
             shutil.rmtree(place / EVALUATIONS, ignore_errors=True)
         self._place, self._place_size = self._work, -1
@@ -74,15 +74,15 @@ class Writer:
         self._count = 0
 
     def close(self) -> None:
-        """Give the room of what is kept for the next snapshot back."""
+        """Remove the files that are kept for the next snapshot."""
         self._spare.drop()
         shutil.rmtree(self._place / EVALUATIONS, ignore_errors=True)
 
     def write(
         self, step: int, tags: list[str], over: str | None, *, limit_sec: float | None = None
     ) -> Offer:
-        """The state as a complete folder under its final name; DoesNotFit where there stays no
-        room for it."""
+        """Write the state as a complete folder under its final name. DoesNotFit if there is still
+        no room after ``limit_sec``."""
         limit_sec = FULL_RETRY_SEC if limit_sec is None else min(limit_sec, FULL_RETRY_SEC)
         deadline = time.monotonic() + limit_sec
         tries = 0
@@ -100,10 +100,11 @@ class Writer:
                 self.drop_unfinished()
                 if time.monotonic() >= deadline:
                     raise self._no_room(size, f" for {limit_sec:.0f} s", error) from None
-                if tries == 1:  # the others of a minute would say the same
+                if tries == 1:  # later tries would print the same
                     told = f"no room for a snapshot ({error}); trying for {limit_sec:.0f} s"
                     say(told)
-            # The commit of the snapshot before makes room, or another process that filled the disk.
+            # The previous snapshot's commit may make room, or another process that has filled the
+            # disk.
             self._session.tick(step, "snapshot")
             if not self._session.busy or not self._session.wait_committed(BUSY_RETRY_SEC):
                 time.sleep(BUSY_RETRY_SEC / 2)
@@ -116,17 +117,18 @@ class Writer:
         )
 
     def drop_unfinished(self) -> None:
-        """Give the room of what could not be written back, and look for a place again."""
+        """Remove unfinished files, and choose a place again the next time."""
         self._spare.drop()
         for place in self._scratch:
             for left in place.glob("tmp-*"):
-                # A rank's proof is its own, and it may be at it now.
+                # A rank's proof is its own, and the rank may be using it now.
                 if left.name != RESULT and not left.name.startswith("tmp-proof-"):
                     shutil.rmtree(left, ignore_errors=True)
         self._place_size = -1
 
     def _choose_place(self, size: int) -> None:
-        """Where two snapshots of ``size`` bytes fit; looked at again if they have grown."""
+        """Choose a place in which two snapshots of ``size`` bytes fit; again whenever they have
+        grown."""
         if size <= self._place_size:
             return
         self._place_size = size
@@ -142,7 +144,7 @@ class Writer:
     def write_once(
         self, step: int, tags: list[str], over: str | None, *, with_ranks: bool = True
     ) -> Offer:
-        """As ``write``; OSError if there is no room now."""
+        """Like ``write``, but with one try; OSError if there is no room now."""
         begun_sec = time.monotonic()
         self._warn(self._watchers.look(step))
         self._count += 1
@@ -157,7 +159,9 @@ class Writer:
         with self.rank_parts(step, temporary) if with_ranks else contextlib.nullcontext():
             snapshot.write(temporary, saved, spare=self._spare_file())
             self._recording.history.write(temporary, self._place / EVALUATIONS)
-        rows_offset = self._recording.flush()  # before it has its name: this disk, too, may be full
+        rows_offset = (
+            self._recording.flush()
+        )  # before the final name, because this disk may be full too
         folder = snapshot.publish(temporary, self._place / f"snap-{identifier}")
         message = Snapshot(identifier, str(folder), step, tags, rows_offset)
         cost_sec = time.monotonic() - begun_sec
@@ -165,8 +169,8 @@ class Writer:
 
     @contextlib.contextmanager
     def rank_parts(self, step: int, folder: Path) -> Iterator[None]:
-        """Has every rank write its part, at the same time as the rest of the snapshot is written;
-        moves the parts into ``folder`` after it."""
+        """A context in which every rank writes its part while the rest of the snapshot is written;
+        moves the parts into ``folder`` afterwards."""
         if self._rank_state is None:
             yield
             return
@@ -181,13 +185,14 @@ class Writer:
             yield
         finally:
             if asked and self._leader is not None:
-                self._leader.wait_parts(step)  # each question has its one answer
+                self._leader.wait_parts(step)  # each request gets exactly one answer
         for part in parts.iterdir():
             part.rename(folder / part.name)
         parts.rmdir()
 
     def _spare_file(self) -> snapshot.Spare:
-        """Where the next snapshot's arrays go: over those of the last one, if it has no reader."""
+        """The file for the next snapshot's arrays, which overwrite those of the last one if it has
+        no reader."""
         if self._session.busy or self._spare.shared:
             self._spare.drop()
         return self._spare
@@ -197,10 +202,9 @@ class Writer:
             self._session.warn(sentence)
 
     def prove(self) -> None:
-        """Save the state, restore it and compare: what does not survive fails now, by name."""
-        self._watchers.unchanged.look(
-            1, snapshot=False
-        )  # most of a state changes in the first step
+        """Save the state, restore it and compare; StateError names an object that differs
+        afterwards."""
+        self._watchers.unchanged.look(1, snapshot=False)  # most entries change in the first step
         before = state.capture_all(self._state, self._begun)
         size = sum(blob.nbytes for blob in before[1].items)
         self._choose_place(size)
