@@ -1,10 +1,11 @@
-"""The trainers: one module for each, all with the same functions. No cloud, no signals.
+"""The trainers: one module each, all with the same functions, without cloud code or signal
+handlers.
 
 A trainer has ``parser()``, a frozen ``Config``, ``build``, ``next_batch``, ``train_step``,
 ``evaluate``, ``state_dict``, ``parameters``, ``save_model``, ``load_model`` and ``main(argv)``;
-``dummy`` explains each of them and is the file to copy; ``MUTABLE``, if present, lists what may
-change in the middle of a run. Shared code is in ``flags``, ``training`` and ``datasets``. A
-trainer's module imports its framework only inside functions, so that its parser works without it.
+``dummy`` explains each of them and is the file to copy; ``MUTABLE``, if present, lists the flags
+that may change in the middle of a run. Shared code is in ``flags``, ``training`` and ``datasets``.
+A trainer's module imports its framework only inside functions, so that its parser works without it.
 """
 
 import importlib
@@ -29,7 +30,7 @@ def load(name: str) -> ModuleType:
 
 
 def load_from(path: Path) -> ModuleType:
-    """Imports the module or package that `path` names without an ending; its folder comes first on
+    """Import the module or package that `path` names without an ending; its folder comes first on
     the path, as for a script. Raises ModuleNotFoundError if it does not exist.
     """
     sys.path.insert(0, str(path.parent))

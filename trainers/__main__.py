@@ -1,9 +1,9 @@
-"""``python -m outlast.trainers NAME --flag …``: train, or with ``--mode eval`` evaluate.
+"""``python -m outlast.trainers NAME --flag …``: train, or evaluate with ``--mode eval``.
 
 A name with a slash is the path of another trainer, without its ``.py``.
 
-Exit codes are those of outlast/base/exits.py: 0 done, 64 bad usage, 75 interrupted and to be
-resumed by the same command, 76 another process has taken over the run's folder, 1 anything else.
+Exit codes are those of outlast/base/exits.py: 0 done, 64 bad usage, 75 interrupted (the same
+command resumes), 76 another process has taken over the run's folder, 1 any other failure.
 """
 
 import os
@@ -20,7 +20,7 @@ from outlast.trainers.flags import UsageError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the trainer that the first argument names with the other arguments."""
+    """Run the trainer that the first argument names, with the other arguments."""
     known = ", ".join(trainers.names())
     if not argv or argv[0] in ("-h", "--help"):
         print(f"usage: python -m outlast.trainers NAME --flag …\n\ntrainers: {known}")

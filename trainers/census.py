@@ -1,6 +1,6 @@
-"""Census income: gradient boosted trees on UCI "Adult", their parameters found by random search.
+"""Census income: gradient boosted trees on UCI "Adult", with parameters found by random search.
 
-Two kinds of steps, one after the other:
+The training has two kinds of steps, one after the other:
 
 1. *Search*: ``--cv-iterations`` candidates, all drawn before the first step, each judged by
    5-fold cross-validation on the training rows. A step is one fold of one candidate, and its
@@ -15,7 +15,8 @@ segment, so a new process makes no difference.
 
 The columns are in ``NUMBERS`` and ``CATEGORIES``. A category is coded as its position in this list,
 independent of the order of the rows; XGBoost splits sets of categories by itself. ``?`` is a
-missing value. ``fnlwgt`` is read and left out: it says how many people a row stands for.
+missing value. ``fnlwgt`` is read but not used, because it is the number of people that a row
+represents.
 """
 
 import functools
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 NAME = "census"
 NEEDS = {"xgboost": "xgboost-cpu", "sklearn": "scikit-learn", "numpy": "numpy"}
 MUTABLE = {"threads": "any"}
-"""Not the epochs: the scored candidates were trained with the old number."""
+"""Flags that may change in a run. Epochs may not, because scored candidates were trained with the
+old number."""
 
 FOLDS = 5
 SEGMENT_ROUNDS = 10
@@ -54,7 +56,7 @@ COLUMNS = (
 """The columns of the file, in order. Income is the label."""
 
 NUMBERS = ("age", "education-num", "capital-gain", "capital-loss", "hours-per-week")
-"""Years; years of schooling; dollars; dollars; hours."""
+"""Units: years, years of schooling, dollars, dollars, hours."""
 
 CATEGORIES = {
     "workclass": (
@@ -102,7 +104,7 @@ SPACE = {
     "min_child_weight": [1, 2, 5, 10],
     "reg_lambda": [0.5, 1.0, 2.0, 5.0],
 }
-"""The values from which candidates are drawn."""
+"""The values from which candidates are drawn, by parameter."""
 CANDIDATES_MOST = 1000
 
 
@@ -129,7 +131,7 @@ class Segment(NamedTuple):
 
 @dataclass
 class State:
-    """A training in memory: what changes (scores, model) and what stays."""
+    """A training in memory: its changing parts (scores, model) and its constant ones."""
 
     config: Config
     train: "xgboost.DMatrix"
@@ -202,7 +204,7 @@ def next_batch(state: State) -> Fold | Segment:
 
 
 def train_step(state: State, batch: Fold | Segment) -> dict[str, float]:
-    """Runs one fold of the search, or one segment of the final model."""
+    """Run one fold of the search, or one segment of the final model."""
     if isinstance(batch, Fold):
         score = _score(state, batch)
         state.search["scores"].append(score)
@@ -264,25 +266,25 @@ def parameters(state: State) -> "dict[str, np.ndarray]":
 
 
 def save_model(state: State, result: Callable[[str], Path]) -> None:
-    """The model in XGBoost's own format, and what the search found, as JSON."""
+    """Write the model in XGBoost's own format, and the results of the search as JSON."""
     result(MODEL_FILE).write_bytes(state.final["model"].tobytes())
     text = json.dumps(results(state), indent=1, allow_nan=False) + "\n"
     result(SEARCH_FILE).write_text(text)
 
 
 def load_model(state: State, folder: Path) -> None:
-    """Loads the finished model of a result."""
+    """Load the finished model of a result."""
     import numpy as np
 
     state.final["model"] = np.frombuffer((folder / MODEL_FILE).read_bytes(), np.uint8)
 
 
 main = functools.partial(training.main, sys.modules[__name__])
-"""Train or evaluate as the flags, a list of words, say; gives the exit code."""
+"""Train or evaluate according to a list of flags; return the exit code."""
 
 
 def _score(state: State, batch: Fold) -> dict[str, Any]:
-    """Trains without the fold's rows and scores them. A row's number decides its fold."""
+    """Train without the fold's rows and score them. A row's number decides its fold."""
     import numpy as np
 
     values, labels = state.rows

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CLASSES = tuple(range(10))
 SIDE = 8
-"""Of scikit-learn's scans."""
+"""Height and width of scikit-learn's scans, in pixels."""
 INK_MOST = 16
 """The darkest pixel value."""
 SIDE_LEAST = 4
@@ -58,7 +58,7 @@ class Split:
 
 
 def split(rows: "Rows", limit_rows: int) -> Split:
-    """Holds out a fifth of the first ``limit_rows`` rows (0: all) for testing, drawn once with a
+    """Hold out a fifth of the first ``limit_rows`` rows (0: all) for testing, drawn once with a
     constant seed, so that every seed is tested on the same rows.
     """
     import numpy as np

@@ -1,8 +1,8 @@
 """Handwritten digits: a small network on the 1,797 scans of 8 by 8 pixels in scikit-learn.
 
-A step is one mini-batch of randomly shifted scans. Every fifth of the rows is for testing, drawn
-once with a constant seed. The order of the data is a function of seed and epoch, so that a
-position in it is two numbers; the random shifts come from a generator that is part of the state.
+A step is one mini-batch of randomly shifted scans. A fifth of the rows is for testing, drawn once
+with a constant seed. The order of the data is a function of seed and epoch, so that a position in
+it is two numbers; the random shifts come from a generator that is part of the state.
 """
 
 import functools
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 NAME = "digits"
 NEEDS = {"sklearn": "scikit-learn", "numpy": "numpy", "threadpoolctl": "threadpoolctl"}
 MUTABLE = flags.MUTABLE
-"""Not the learning rate: the saved optimiser keeps its own."""
+"""Flags that may change in a run. The learning rate may not, because the saved optimiser keeps its
+own."""
 BATCH_SIZE_MOST = 200  # MLPClassifier cuts larger ones into several updates
 LAYERS_MOST = 8
 LAYER_SIZE_MOST = 4096
@@ -33,7 +34,7 @@ MODEL_FILE = "model.json"
 
 @dataclass(frozen=True)
 class Config(flags.Config):
-    """What is trained, from the flags."""
+    """The settings of a training, from the flags."""
 
     batch_size: int
     learning_rate: float
@@ -42,7 +43,7 @@ class Config(flags.Config):
 
 @dataclass
 class State:
-    """A training in memory: what changes (model, rng, order) and what does not."""
+    """A training in memory: its changing parts (model, rng, order) and its constant ones."""
 
     config: Config
     model: "MLPClassifier"
@@ -59,7 +60,7 @@ class State:
 
     @property
     def epoch(self) -> int:
-        """Whole epochs that are done."""
+        """Complete epochs."""
         return self.order.epoch
 
 
@@ -109,7 +110,7 @@ def build(config: Config) -> State:
 
 
 def next_batch(state: State) -> "Batch":
-    """The next rows of the order; each scan shifted by up to one pixel."""
+    """The next rows of the order, each scan shifted by up to one pixel."""
     import numpy as np
 
     pixels, digits = state.train
@@ -122,10 +123,10 @@ def next_batch(state: State) -> "Batch":
 
 
 def train_step(state: State, batch: "Batch") -> dict[str, float]:
-    """One update of the network; the loss of the batch before it."""
+    """Update the network once; return the batch's loss from before the update."""
     pixels, digits = batch
     state.model.partial_fit(pixels, digits, classes=datasets.CLASSES)
-    del state.model.loss_curve_[:-1]  # it keeps a value a step, and snapshots would grow
+    del state.model.loss_curve_[:-1]  # it gets a value per step, so snapshots would grow
     return {"loss": float(state.model.loss_)}
 
 
@@ -161,17 +162,18 @@ def parameters(state: State) -> "dict[str, np.ndarray]":
 
 
 def save_model(state: State, result: Callable[[str], Path]) -> None:
-    """The estimator's parameters and what it has learnt, without pickle: JSON and raw arrays."""
+    """Write the estimator's parameters and fitted attributes without pickle: JSON and raw
+    arrays."""
     snapshot.write_values(result(MODEL_FILE), {"model": state.model})
 
 
 def load_model(state: State, folder: Path) -> None:
-    """Take over the finished model of a result."""
+    """Load the finished model of a result."""
     state.model = snapshot.read_values(folder / MODEL_FILE)["model"]
 
 
 main = functools.partial(training.main, sys.modules[__name__])
-"""Train or evaluate as the flags, a list of words, say; gives the exit code."""
+"""Train or evaluate according to a list of flags; return the exit code."""
 
 
 def _load(config: Config) -> datasets.Split:

@@ -1,22 +1,22 @@
 """The trainer to copy: logistic regression on made-up points, in numpy, done within seconds.
 
-Copy this file to ``trainers/<name>.py``, then go through it from top to bottom and put your own
-model and data in. The rest of Outlast finds it by its file name: ``python -m outlast.trainers
-<name>`` trains here, ``outlast:trainer: <name>`` in a stack.
+Copy this file to ``trainers/<name>.py``, then go through it from top to bottom and insert your own
+model and data. The rest of Outlast finds it by its file name: ``python -m outlast.trainers <name>``
+trains here, ``outlast:trainer: <name>`` in a stack.
 
-What to keep, whatever you train:
+Keep these rules, whatever you train:
 
-1. *Import frameworks inside functions only.* The program asks the parser what a stack's arguments
-   mean, on a machine that may have no framework.
+1. *Import frameworks inside functions only.* The Pulumi program uses the parser to check a stack's
+   arguments, on a machine that may have no framework.
 2. *Everything that changes from step to step is in* ``state_dict``, *and nothing else decides what
-   the next step does.* That is the whole secret of a resumed run that ends with the same bytes: no
-   clock, no hash order, no global random numbers, no counter on the side.
+   the next step does.* This is why a resumed run ends with the same bytes: no clock, no hash order,
+   no global random numbers, no counter elsewhere.
 3. *Know where you are in the data by numbers.* ``training.Order`` gives each epoch an order that
    is a function of seed and epoch; saving two numbers saves the position.
 4. *No clock, host name or path of this machine in the model's files.* Two runs of one spec are
    compared byte by byte.
 
-What you do not write: saving, resuming, signals, uploads, retries, the table of metrics.
+You do not write code for saving, resuming, signals, uploads, retries or the table of metrics.
 ``training.main`` makes the steps inside ``outlast.train``, which does all that.
 """
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     Batch = tuple[np.ndarray, np.ndarray]
 
 NAME = "dummy"
-"""The file's own name."""
+"""The name of this file."""
 
 NEEDS = {"numpy": "numpy"}
-"""Modules that the functions below import, and the packages that bring them. Where one is missing
-the trainer says so in a sentence, before anything else happens."""
+"""Modules that the functions below import, and the packages that bring them. If one is missing, the
+trainer says so in a sentence before it does anything else."""
 
 MUTABLE = {**flags.MUTABLE, "learning-rate": "any", "step-ms": "any"}
-"""Flags that may change in the middle of a run, when it is resumed: ``raised`` or to ``any`` value.
-List one only if the next step takes it up and what is saved does not hold the old value: the
-rate here is read at each step, a framework's optimiser mostly keeps its own."""
+"""Flags that may change in the middle of a run, when it resumes: ``raised`` or to ``any`` value.
+List a flag only if the next step uses the new value and the saved state does not contain the old
+one. The rate here is read at each step, but most frameworks' optimisers keep their own."""
 
 COLUMNS = 8
 ROWS = 1000
@@ -59,9 +59,9 @@ MODEL_FILE = "model.npy"
 
 @dataclass(frozen=True)
 class Config(flags.Config):
-    """What is trained. The base has the flags that all trainers share; a field here is the flag of
-    its name (``batch_size`` is ``--batch-size``). All of them name the run: another value, another
-    run."""
+    """The settings of a training. The base class has the flags that all trainers share; a field
+    here is the flag of its name (``batch_size`` is ``--batch-size``). All of them identify the run:
+    another value makes another run."""
 
     batch_size: int
     learning_rate: float
@@ -70,8 +70,8 @@ class Config(flags.Config):
 
 @dataclass
 class State:
-    """A training in memory. Objects that change are changed *in place* when a run resumes, so
-    keep them in arrays, dicts or objects, not as bare numbers."""
+    """A training in memory. A resume changes objects *in place*, so keep changing values in arrays,
+    dicts or objects, not as bare numbers."""
 
     config: Config
     train: "Batch"
@@ -80,10 +80,10 @@ class State:
     weights: "np.ndarray"
     """Shape (COLUMNS + 1,); the last is the bias."""
     velocity: "np.ndarray"
-    """The optimiser's memory. Forget it in ``state_dict`` and the resumed run goes astray."""
+    """The optimiser's memory. If ``state_dict`` lacks it, a resumed run has another result."""
     rng: "np.random.Generator"
-    """Random numbers with a state: it is saved too. ``training.seed_of(seed, step)`` is the way
-    without one."""
+    """A random generator, whose state is saved too. ``training.seed_of(seed, step)`` works without
+    a state."""
     order: training.Order
 
     @property
@@ -93,12 +93,12 @@ class State:
 
     @property
     def epoch(self) -> int:
-        """Whole epochs that are done; evaluations are counted by it."""
+        """Complete epochs, which decide when to evaluate."""
         return self.order.epoch
 
 
 def parser() -> flags.Parser:
-    """The flags: the shared table with this trainer's defaults, and what is its own."""
+    """The flags: the shared ones with this trainer's defaults, and its own."""
     made = flags.Parser(NAME, "Train a logistic regression on made-up points, as an example.")
     flags.add_common(
         made,
@@ -120,7 +120,7 @@ def parser() -> flags.Parser:
 
 
 def build(config: Config) -> State:
-    """A training before its first step. The same configuration gives the same one."""
+    """A training before its first step. Equal configurations give equal trainings."""
     import numpy as np
 
     train, test = _load(config)
@@ -136,7 +136,7 @@ def build(config: Config) -> State:
 
 
 def next_batch(state: State) -> "Batch":
-    """What one step trains on; the position in the data moves on."""
+    """The rows for one step; advances the position in the data."""
     points, classes = state.train
     chosen = state.order.next()
     noise = state.rng.normal(0.0, NOISE, size=(len(chosen), COLUMNS))
@@ -144,22 +144,22 @@ def next_batch(state: State) -> "Batch":
 
 
 def train_step(state: State, batch: "Batch") -> dict[str, float]:
-    """One update. Returns the values of this step's row: a row is kept for each step, once,
-    however often the run was interrupted."""
+    """Make one update. Return the values of this step's row; each step has exactly one row, however
+    often the run is interrupted."""
     points, classes = batch
     time.sleep(state.config.step_ms / 1000)
     chances = _chances(state.weights, points)
     slope = _with_bias(points).T @ (chances - classes) / len(classes)
     state.velocity *= MOMENTUM
     state.velocity -= state.config.learning_rate * slope
-    state.weights += state.velocity  # in place: what was saved by reference stays the same array
+    state.weights += state.velocity  # in place, because the state refers to this array
     return {"loss": _loss(chances, classes)}
 
 
 def evaluate(state: State) -> dict[str, float]:
-    """``train_loss``, ``test_loss`` and ``test_accuracy``: the columns of metrics.json. More are
-    welcome, the same ones each time. Changes nothing in ``state``: what evaluates oftener must
-    train alike."""
+    """``train_loss``, ``test_loss`` and ``test_accuracy``: the columns of metrics.json. You may add
+    more, but return the same ones each time. It changes nothing in ``state``, so that training does
+    not depend on how often it is evaluated."""
     chances = _chances(state.weights, state.test[0])
     return {
         "train_loss": _loss(_chances(state.weights, state.train[0]), state.train[1]),
@@ -170,9 +170,9 @@ def evaluate(state: State) -> dict[str, float]:
 
 def state_dict(state: State) -> dict[str, object]:
     """The living objects that change, by name. A checkpoint is made of these, and a resumed run
-    puts its values back into them. numpy arrays and generators, dicts, lists, and objects with
-    ``state_dict`` and ``load_state_dict`` are taken; what cannot be saved is named before the
-    first step."""
+    puts its values back into them. It may have numpy arrays and generators, dicts, lists, and
+    objects with ``state_dict`` and ``load_state_dict``; an object that cannot be saved is named
+    before the first step."""
     return {
         "weights": state.weights,
         "velocity": state.velocity,
@@ -201,14 +201,14 @@ def load_model(state: State, folder: Path) -> None:
 
 
 main = functools.partial(training.main, sys.modules[__name__])
-"""Train or evaluate as the flags, a list of words, say; gives the exit code."""
+"""Train or evaluate according to a list of flags; return the exit code."""
 
 
 def _load(config: Config) -> "tuple[Batch, Batch]":
     """Rows to train on and rows to test on.
 
-    ``training.data(path)`` makes a local path of a local or gs:// one. Raise UsageError for what
-    cannot be used: it ends as one sentence and exit code 64, which is never tried again.
+    ``training.data(path)`` returns a local path for a local or gs:// one. Raise UsageError for data
+    that cannot be used: it becomes one sentence and exit code 64, which is never retried.
     """
     rows = _read(config.data, config) if config.data else _made_up()[: config.limit_rows or None]
     if config.eval_data:

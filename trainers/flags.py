@@ -1,4 +1,4 @@
-"""The flags that all trainers share, in one place, and a parser that answers in one sentence."""
+"""The flags that all trainers share, and a parser that reports errors in one sentence."""
 
 import argparse
 import math
@@ -13,23 +13,25 @@ from outlast.base.suggest import did_you_mean
 from outlast.protocol import parse_every
 
 MUTABLE = {"epochs": "raised", "eval-every": "any", "threads": "any"}
-"""What most trainers can take in the middle of a run, as ``outlast/spec/changes.py`` reads it: the
-steps so far are those of a run that had the new values from its start, but for the evaluations made
-and for the last digits that threads decide."""
+"""Flags that most trainers can change in the middle of a run, as read by
+``outlast/spec/changes.py``. The steps so far are those of a run that had the new values from its
+start, except for the evaluations made and for last digits that depend on threads."""
 
 EPOCHS_MOST = 10**9
 SHOWN_CHARACTERS = 60
-"""Of a flag's value, in the sentence that refuses it."""
+"""The most characters of a flag's value to show in an error."""
 THREADS_MOST = 1024
-"""More than any machine has; a slip of the finger would crawl."""
+"""More than any machine has; a mistyped larger number would make training extremely slow."""
 
 
 class UsageError(Exception):
-    """What the flags name cannot be used; the message is one sentence, the exit code 64."""
+    """A flag's value or the data that it names cannot be used; the message is one sentence, the
+    exit code 64."""
 
 
 class Parser(argparse.ArgumentParser):
-    """No abbreviations; bad usage is one sentence on stderr and exit code 64."""
+    """A parser without abbreviations, which reports bad usage as one sentence on stderr with exit
+    code 64."""
 
     def __init__(self, name: str, description: str) -> None:
         super().__init__(
@@ -41,7 +43,7 @@ class Parser(argparse.ArgumentParser):
         self.name = name
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """As argparse's, but an unknown flag is answered with the nearest known one."""
+        """Like argparse's, but an error about an unknown flag suggests the nearest known one."""
         parsed, extra = self.parse_known_args(args, namespace)
         if extra:
             flag = extra[0].partition("=")[0]
@@ -53,7 +55,7 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        """One sentence, no usage text before it."""
+        """Print one sentence without usage text and exit with 64."""
         print(f"{self.name}: {message.removeprefix('argument ')}", file=sys.stderr)
         raise SystemExit(exits.USAGE)
 
@@ -119,7 +121,7 @@ def interval(text: str) -> str:
 
 
 def named(text: str) -> str:
-    """A folder's name, for ``type=``: not the empty one of a shell's variable that is not set."""
+    """A folder's name, for ``type=``; refuses an empty one, as from an unset shell variable."""
     if not text.strip():
         raise argparse.ArgumentTypeError(
             f"{text!r}: must be a folder; leave it out for the default"
@@ -130,7 +132,7 @@ def named(text: str) -> str:
 def text_path(text: str) -> str:
     """A path of this machine or of a bucket (``gs://bucket/object``), for ``type=``.
 
-    Whether it is there is asked where the training runs, which may be another machine.
+    The training checks whether it exists, perhaps on another machine.
     """
     scheme, found, rest = text.partition("://")
     if found and (scheme != "gs" or not rest.strip("/")):
@@ -142,9 +144,9 @@ def text_path(text: str) -> str:
 
 @dataclass(frozen=True)
 class Config:
-    """What is trained, from the flags; a trainer's own Config adds its fields.
+    """The settings of a training, from the flags; a trainer's own Config adds its fields.
 
-    Not a part: where the run is, how often it is saved, and where its model goes.
+    It does not include the run's place, how often it is saved, and where its model goes.
     """
 
     data: str
@@ -157,7 +159,7 @@ class Config:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
-        """The flags of these names; lists, as JSON has them, become tuples."""
+        """Make a Config from the flags with its fields' names; JSON lists become tuples."""
         values: dict[str, Any] = {}
         for field in fields(cls):
             value = getattr(args, field.name)
@@ -166,7 +168,7 @@ class Config:
 
     @property
     def thread_count(self) -> int:
-        """``threads``, and for 0 the cores that this process may use."""
+        """``threads``, or the number of cores that this process may use if that is 0."""
         if self.threads or not hasattr(os, "sched_getaffinity"):
             return self.threads or os.cpu_count() or 1
         return len(os.sched_getaffinity(0))
@@ -186,10 +188,10 @@ def add_common(
     learning_rate: float | None = None,
     threads: int = 1,
 ) -> None:
-    """The table of flags that all trainers share, with the defaults that suit one of them.
+    """Add the flags that all trainers share, with one trainer's defaults.
 
-    ``data`` and ``eval_data`` say what the trainer reads. ``batch_size`` and ``learning_rate`` are
-    left out where they make no sense.
+    ``data`` and ``eval_data`` describe what the trainer reads. Leave out ``batch_size`` and
+    ``learning_rate`` if they make no sense for it.
     """
     run = parser.add_argument_group("run", "where and how, not part of the run's identity")
     run.add_argument(

@@ -1,7 +1,7 @@
 """A multilayer perceptron in JAX with optax, on MNIST's files or scikit-learn's scans of digits.
 
-JAX's arrays cannot change, so what training changes is kept in one dict: a step takes the values
-out of it and puts those of the next step in. The learning rate falls with the steps, which optax
+JAX's arrays cannot change, so one dict holds everything that training changes: a step takes the
+values out and puts those for the next step in. The learning rate falls with the steps, which optax
 counts in its own state. The order of the rows is a function of seed and epoch; the random numbers
 (dropout) come from a key in the dict.
 """
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 NAME = "jax_mlp"
 NEEDS = {"jax": "jax", "optax": "optax", "sklearn": "scikit-learn", "numpy": "numpy"}
 MUTABLE = flags.MUTABLE
-"""Not the learning rate, so that all trainers with an optimiser take up the same."""
+"""Flags that may change in a run. The learning rate may not, as in all trainers with an
+optimiser."""
 DROPOUT = 0.2
 DECAY = 0.95
-"""The learning rate after an epoch, in parts of that before it."""
+"""Factor for the learning rate after each epoch."""
 LAYERS_MOST = 8
 LAYER_SIZE_MOST = 4096
 MODEL_FILE = "model.npz"
@@ -37,7 +38,7 @@ MODEL_FILE = "model.npz"
 
 @dataclass(frozen=True)
 class Config(flags.Config):
-    """What is trained, from the flags."""
+    """The settings of a training, from the flags."""
 
     batch_size: int
     learning_rate: float
@@ -46,13 +47,13 @@ class Config(flags.Config):
 
 @dataclass
 class State:
-    """A training in memory: what changes (``now``, order) and what does not."""
+    """A training in memory: its changing parts (``now``, order) and its constant ones."""
 
     config: Config
     now: dict[str, Any]
-    """``params``, optax's ``opt_state``, and the random ``key``: those of the next step."""
+    """``params``, optax's ``opt_state`` and the random ``key`` for the next step."""
     update: Callable[..., tuple[dict[str, Any], "jax.Array"]]
-    """``now`` and a batch in, the next ``now`` and the loss out; compiled."""
+    """Compiled function from ``now`` and a batch to the next ``now`` and the loss."""
     order: training.Order
     train: "Batch"
     """Pixels of shape (rows, side * side), 0 to 1, and digits."""
@@ -67,7 +68,7 @@ class State:
 
     @property
     def epoch(self) -> int:
-        """Whole epochs that are done."""
+        """Complete epochs."""
         return self.order.epoch
 
 
@@ -97,7 +98,8 @@ def parser() -> flags.Parser:
 
 def build(config: Config) -> State:
     """A training before its first step, on an accelerator if there is one."""
-    # Read when JAX first computes: the threads of its CPU, which decide about the last digits.
+    # JAX reads its number of CPU threads, on which the last digits depend, at its first
+    # computation.
     os.environ["NPROC"] = os.environ["PJRT_NPROC"] = str(config.thread_count)
     import jax  # pyright: ignore[reportMissingImports]  # an extra
     import optax  # pyright: ignore[reportMissingImports]  # an extra
@@ -130,9 +132,9 @@ def next_batch(state: State) -> "Batch":
 
 
 def train_step(state: State, batch: "Batch") -> dict[str, float]:
-    """One update of the network; the loss of the batch before it."""
+    """Update the network once; return the batch's loss from before the update."""
     news, loss = state.update(state.now, *batch)
-    state.now.update(news)  # the dict stays the one that is saved
+    state.now.update(news)  # in place, because the state refers to this dict
     return {"loss": float(loss)}
 
 
@@ -157,7 +159,7 @@ def parameters(state: State) -> "dict[str, np.ndarray]":
 
 
 def save_model(state: State, result: Callable[[str], Path]) -> None:
-    """The weights as numpy's own archive."""
+    """Write the weights as a numpy archive."""
     import numpy as np
 
     with result(MODEL_FILE).open("wb") as file:
@@ -165,7 +167,7 @@ def save_model(state: State, result: Callable[[str], Path]) -> None:
 
 
 def load_model(state: State, folder: Path) -> None:
-    """Take over the finished model of a result."""
+    """Load the finished model of a result."""
     import jax.numpy as jnp  # pyright: ignore[reportMissingImports]  # an extra
     import numpy as np
 
@@ -177,7 +179,7 @@ def load_model(state: State, folder: Path) -> None:
 
 
 main = functools.partial(training.main, sys.modules[__name__])
-"""Train or evaluate as the flags, a list of words, say; gives the exit code."""
+"""Train or evaluate according to a list of flags; return the exit code."""
 
 
 def _params(key: "jax.Array", sizes: Sequence[int]) -> "Params":
@@ -194,7 +196,7 @@ def _params(key: "jax.Array", sizes: Sequence[int]) -> "Params":
 
 
 def _scores(params: "Params", pixels: "jax.Array", key: "jax.Array | None" = None) -> "jax.Array":
-    """Scores of each class; with a ``key``, some of the hidden units are left out."""
+    """The scores of each class; with a ``key``, some hidden units are dropped."""
     import jax  # pyright: ignore[reportMissingImports]  # an extra
 
     *hidden, last = params

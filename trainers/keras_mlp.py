@@ -1,9 +1,9 @@
 """A multilayer perceptron in Keras 3, on MNIST's files or scikit-learn's scans of digits.
 
-The successor of the estimator example: one model, a training loop by batches, evaluation every so
-many epochs, an export. Any backend will do: ``KERAS_BACKEND`` chooses it, else the first installed
-of PyTorch, JAX and TensorFlow. What a checkpoint holds are the model's and the optimiser's
-variables; ``BackupAndRestore`` is not needed, and would save at ends of epochs only.
+The successor of the estimator example: one model, a training loop over batches, periodic evaluation
+and an export. It works with any backend: the one in ``KERAS_BACKEND``, else the first installed of
+PyTorch, JAX and TensorFlow. A checkpoint has the model's and the optimiser's variables;
+``BackupAndRestore`` is not needed, and would save only at the end of an epoch.
 
 The order of the rows is a function of seed and epoch, and the noise of a step is a function of
 seed and step, so no generator has a state to save.
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 NAME = "keras_mlp"
 NEEDS = {"keras": "keras", "sklearn": "scikit-learn", "numpy": "numpy"}
 MUTABLE = flags.MUTABLE
-"""Not the learning rate: the optimiser that is saved keeps its own."""
+"""Flags that may change in a run. The learning rate may not, because the saved optimiser keeps its
+own."""
 BACKENDS = ("torch", "jax", "tensorflow")
-"""Modules of the same names, the first installed one is taken."""
+"""Backends, named like their modules; the first installed one is used."""
 BACKEND_VARIABLE = "KERAS_BACKEND"
 NOISE = 0.05
 EVAL_ROWS = 1000
@@ -46,7 +47,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Config(flags.Config):
-    """What is trained, from the flags."""
+    """The settings of a training, from the flags."""
 
     batch_size: int
     learning_rate: float
@@ -55,7 +56,8 @@ class Config(flags.Config):
 
 @dataclass
 class State:
-    """A training in memory: what changes (model with its optimiser, order) and what does not."""
+    """A training in memory: its changing parts (model with its optimiser, order) and its constant
+    ones."""
 
     config: Config
     model: "keras.Model"
@@ -64,7 +66,7 @@ class State:
     """Pixels of shape (rows, side * side), 0 to 1, and digits."""
     test: "Batch"
     device: str
-    """Keras' backend, which decides about the last digits as a device does."""
+    """Keras's backend, which affects the last digits like a device."""
 
     @property
     def total(self) -> int:
@@ -73,7 +75,7 @@ class State:
 
     @property
     def epoch(self) -> int:
-        """Whole epochs that are done."""
+        """Complete epochs."""
         return self.order.epoch
 
 
@@ -143,8 +145,8 @@ def next_batch(state: State) -> "Batch":
 
 
 def train_step(state: State, batch: "Batch") -> dict[str, float]:
-    """One update of the network; the loss of the batch before it."""
-    state.model.reset_metrics()  # Keras' loss is a running mean, of this batch alone from here
+    """Update the network once; return the batch's loss from before the update."""
+    state.model.reset_metrics()  # Keras's loss is a running mean; restart it for this batch
     return {"loss": float(state.model.train_on_batch(*batch))}
 
 
@@ -156,7 +158,7 @@ def evaluate(state: State) -> dict[str, float]:
 
 
 def state_dict(state: State) -> dict[str, object]:
-    """The living objects that change, by name; a compiled model brings its optimiser along."""
+    """The live objects that change, by name; a compiled model includes its optimiser."""
     return {"model": state.model, "order": state.order}
 
 
@@ -168,12 +170,13 @@ def parameters(state: State) -> "dict[str, np.ndarray]":
 
 
 def save_model(state: State, result: Callable[[str], Path]) -> None:
-    """The model for ``keras.models.load_model``, without the clock that Keras writes into it."""
+    """Write the model for ``keras.models.load_model``, without the times that Keras writes into
+    it."""
     import keras  # pyright: ignore[reportMissingImports]  # an extra
 
     with tempfile.TemporaryDirectory() as folder:
         dated = Path(folder) / MODEL_FILE
-        # Not compiled: the checkpoint has the optimiser, a finished model needs none.
+        # Not compiled, because only the checkpoint needs the optimiser.
         finished = keras.models.clone_model(state.model)
         finished.set_weights(state.model.get_weights())
         finished.save(dated)
@@ -181,18 +184,18 @@ def save_model(state: State, result: Callable[[str], Path]) -> None:
 
 
 def load_model(state: State, folder: Path) -> None:
-    """Take over the finished model of a result."""
+    """Load the finished model of a result."""
     import keras  # pyright: ignore[reportMissingImports]  # an extra
 
     state.model.set_weights(keras.models.load_model(folder / MODEL_FILE).get_weights())
 
 
 main = functools.partial(training.main, sys.modules[__name__])
-"""Train or evaluate as the flags, a list of words, say; gives the exit code."""
+"""Train or evaluate according to a list of flags; return the exit code."""
 
 
 def _choose_backend(threads: int) -> str:
-    """Keras' backend, chosen before Keras is imported, which reads it once."""
+    """Choose Keras's backend, before the import of Keras, which reads it once."""
     chosen = os.environ.get(BACKEND_VARIABLE)
     if not chosen:
         chosen = next((name for name in BACKENDS if importlib.util.find_spec(name)), None)
@@ -237,7 +240,7 @@ def _flat(rows: "Batch") -> "Batch":
 
 
 def _undated(dated: Path, path: Path) -> None:
-    """A ``.keras`` file as it would be had it been written at the beginning of time."""
+    """Rewrite a ``.keras`` file with constant times."""
     with zipfile.ZipFile(dated) as source, zipfile.ZipFile(path, "w") as target:
         for name in sorted(source.namelist()):
             content = source.read(name)

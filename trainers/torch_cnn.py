@@ -1,8 +1,8 @@
 """A small convolutional network in PyTorch, on MNIST's files or scikit-learn's scans of digits.
 
 The order of the rows is a function of seed and epoch, and the random numbers of a step (dropout)
-are a function of seed and step, so no generator has a state to save. Deterministic
-algorithms are on and the threads are fixed: the same processor or GPU gives the same bytes.
+are a function of seed and step, so no generator has a state to save. Algorithms are deterministic
+and the number of threads is fixed, so the same processor or GPU gives the same bytes.
 """
 
 import functools
@@ -29,7 +29,8 @@ NEEDS = {
     "numpy": "numpy",
 }
 MUTABLE = flags.MUTABLE
-"""Not the learning rate: the optimiser that is saved keeps its own."""
+"""Flags that may change in a run. The learning rate may not, because the saved optimiser keeps its
+own."""
 CHANNELS = (32, 64)
 HIDDEN = 128
 DROPOUT = 0.25
@@ -39,7 +40,7 @@ MODEL_FILE, EXPORT_FILE = "model.safetensors", "model.pt"
 
 @dataclass(frozen=True)
 class Config(flags.Config):
-    """What is trained, from the flags."""
+    """The settings of a training, from the flags."""
 
     batch_size: int
     learning_rate: float
@@ -47,7 +48,7 @@ class Config(flags.Config):
 
 @dataclass
 class State:
-    """A training in memory: what changes (model, optimizer, order) and what does not."""
+    """A training in memory: its changing parts (model, optimizer, order) and its constant ones."""
 
     config: Config
     model: "torch.nn.Module"
@@ -66,7 +67,7 @@ class State:
 
     @property
     def epoch(self) -> int:
-        """Whole epochs that are done."""
+        """Complete epochs."""
         return self.order.epoch
 
 
@@ -88,7 +89,7 @@ def parser() -> flags.Parser:
 
 def build(config: Config) -> State:
     """A training before its first step, on a GPU if there is one."""
-    # Read when CUDA starts; without it cuBLAS has no deterministic algorithm.
+    # CUDA reads this at its start; without it cuBLAS has no deterministic algorithm.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     import torch  # pyright: ignore[reportMissingImports]  # an extra
 
@@ -120,13 +121,13 @@ def next_batch(state: State) -> "Batch":
 
 
 def train_step(state: State, batch: "Batch") -> dict[str, float]:
-    """One update of the network; the loss of the batch before it."""
+    """Update the network once; return the batch's loss from before the update."""
     import torch  # pyright: ignore[reportMissingImports]  # an extra
 
     pixels, digits = batch
     state.model.train()
-    # Dropout draws from the process's generators. They are put back afterwards, so that they have
-    # no position that a checkpoint would lack.
+    # Dropout draws from the process's generators. Their positions are restored afterwards, so that
+    # a checkpoint need not save them.
     gpus = range(torch.cuda.device_count()) if pixels.is_cuda else []
     with torch.random.fork_rng(devices=gpus):
         torch.manual_seed(training.seed_of(state.config.seed, state.order.step - 1))
@@ -156,7 +157,7 @@ def parameters(state: State) -> "dict[str, np.ndarray]":
 
 
 def save_model(state: State, result: Callable[[str], Path]) -> None:
-    """The weights as safetensors, and once more for ``torch.load(weights_only=True)``."""
+    """Write the weights as safetensors, and again for ``torch.load(weights_only=True)``."""
     import torch  # pyright: ignore[reportMissingImports]  # an extra
     from safetensors.torch import save_file  # pyright: ignore[reportMissingImports]  # an extra
 
@@ -166,14 +167,14 @@ def save_model(state: State, result: Callable[[str], Path]) -> None:
 
 
 def load_model(state: State, folder: Path) -> None:
-    """Take over the finished model of a result."""
+    """Load the finished model of a result."""
     from safetensors.torch import load_file  # pyright: ignore[reportMissingImports]  # an extra
 
     state.model.load_state_dict(load_file(folder / MODEL_FILE))
 
 
 main = functools.partial(training.main, sys.modules[__name__])
-"""Train or evaluate as the flags, a list of words, say; gives the exit code."""
+"""Train or evaluate according to a list of flags; return the exit code."""
 
 
 def _network(side: int) -> "torch.nn.Module":
@@ -203,7 +204,7 @@ def _tensors(rows: "tuple[np.ndarray, np.ndarray]", place: str) -> "Batch":
 
 
 def _judge(state: State, rows: "Batch") -> tuple[float, float]:
-    """Mean loss and accuracy over ``rows``, some at a time so that they fit into a GPU."""
+    """Mean loss and accuracy over ``rows``, in pieces that fit into a GPU."""
     import torch  # pyright: ignore[reportMissingImports]  # an extra
 
     loss, right = 0.0, 0

@@ -1,9 +1,9 @@
-"""Shared by all trainers, besides flags: the loop, the evaluation, order and environment.
+"""Code that all trainers share besides flags: the loop, the evaluation, order and environment.
 
-A trainer's module defines what is trained; this one trains it. ``main`` is a trainer's whole
-command: it reads the flags, checks the frameworks, builds the training, makes its steps inside
-``outlast.train`` (which saves, resumes and stops it), evaluates every so many epochs, and writes
-the result. No framework is imported at the top: parsers need none.
+A trainer's module defines a model and its data; this module trains it. ``main`` is a trainer's
+whole command: it reads the flags, checks the frameworks, builds the training, makes its steps
+inside ``outlast.train`` (which saves, resumes and stops it), evaluates at intervals of epochs, and
+writes the result. No framework is imported at the top, because parsers need none.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ CONFIG_FILE = "config.json"
 
 
 def main(trainer: ModuleType, argv: Sequence[str]) -> int:
-    """Trains or evaluates, as the flags say; returns an exit code of outlast/base/exits.py.
+    """Train or evaluate according to the flags; return an exit code of outlast/base/exits.py.
 
-    ``trainer`` is a module of the shape that ``trainers/dummy.py`` explains. What its ``build``
-    makes has ``total``, the steps of the whole training, and ``epoch``, the whole epochs that are
-    done; where it computes on an accelerator, ``device`` is the name of that.
+    ``trainer`` is a module of the shape that ``trainers/dummy.py`` explains. The object from its
+    ``build`` has ``total``, the steps of the whole training, and ``epoch``, the complete epochs; if
+    it computes on an accelerator, ``device`` is its name.
 
     Raises UsageError for data that cannot be used and for a framework that is not installed, and
-    LoopError for what goes wrong with the run.
+    LoopError for errors of the run.
     """
     args = trainer.parser().parse_args(argv)
     require(trainer.NEEDS)
@@ -58,7 +58,7 @@ def main(trainer: ModuleType, argv: Sequence[str]) -> int:
 
 
 def require(needs: Mapping[str, str]) -> None:
-    """Raises UsageError that says what to install if a module of ``needs`` cannot be imported."""
+    """Raise UsageError that says what to install if a module of ``needs`` cannot be imported."""
     missing = [module for module in needs if importlib.util.find_spec(module) is None]
     if missing:
         packages = " ".join(dict.fromkeys(needs.values()))
@@ -97,7 +97,7 @@ def _train(trainer: ModuleType, args: Any, config: flags.Config, state: Any) -> 
 
 
 def _show(values: Mapping[str, Any]) -> None:
-    """Prints a line of JSON on stdout; if stdout has no reader any more, training continues."""
+    """Print a line of JSON on stdout; if stdout has no reader any more, training continues."""
     try:
         print(json.dumps(values), flush=True)
     except BrokenPipeError:
@@ -105,7 +105,7 @@ def _show(values: Mapping[str, Any]) -> None:
 
 
 def _evaluate(trainer: ModuleType, args: Any, argv: Sequence[str]) -> int:
-    """Prints the last row of a finished run's metrics, recomputed from its model."""
+    """Print the last row of a finished run's metrics, recomputed from its model."""
     source = Path(trainer.__file__ or "")
     run_dir = args.run_dir or local.default_folder(trainer.NAME, arguments(args), source)
     result = local.finished_result(run_dir)
@@ -145,12 +145,12 @@ def _recorded_flags(name: str, run_dir: str | Path, result: Path) -> dict[str, A
 
 
 def arguments(args: Any) -> dict[str, Any]:
-    """The flags that name the run: all except those that say where and how often."""
+    """The flags that identify the run: all except those for places and frequencies."""
     return {name: value for name, value in vars(args).items() if name not in identity.OPERATIONAL}
 
 
 def due(before: int, now: int, *, every: int, last: int) -> bool:
-    """Whether a step that led from epoch ``before`` to ``now`` passed one to evaluate after."""
+    """Whether to evaluate after a step that led from epoch ``before`` to ``now``."""
     return now // every > before // every or before < now == last
 
 
@@ -166,15 +166,15 @@ def data(path: str) -> Path:
 
 
 def table(path: str, *, columns: int, form: str, least: float, most: float) -> "np.ndarray":
-    """The rows of a CSV without header: so many columns, of which ``form`` says what they are,
-    numbers from ``least`` to ``most`` and a class.
+    """The rows of a CSV without header: ``columns`` columns, which are numbers from ``least`` to
+    ``most`` and a class, as ``form`` describes them in errors.
 
-    Raises UsageError with the row for what it cannot be, LoopError as ``data`` does.
+    Raises UsageError with the first bad row, LoopError like ``data``.
     """
     import numpy as np
 
     try:
-        with warnings.catch_warnings():  # of a file without rows, which is reported below
+        with warnings.catch_warnings():  # about a file without rows, which is reported below
             warnings.simplefilter("ignore", UserWarning)
             rows = np.loadtxt(data(path), delimiter=",", ndmin=2)
     except (OSError, ValueError) as error:
@@ -195,7 +195,7 @@ def table(path: str, *, columns: int, form: str, least: float, most: float) -> "
 
 
 def check_classes(labels: "np.ndarray") -> None:
-    """Raises UsageError if there are fewer than two classes."""
+    """Raise UsageError if there are fewer than two classes."""
     import numpy as np
 
     found = np.unique(labels)
@@ -208,10 +208,10 @@ def check_classes(labels: "np.ndarray") -> None:
 
 @contextlib.contextmanager
 def limited(threads: int) -> Iterator[None]:
-    """Arithmetic of numpy and scikit-learn with so many threads, where threadpoolctl is installed
-    (scikit-learn brings it); other frameworks take it in a trainer's ``build``.
+    """A context that limits the threads of numpy and scikit-learn, if threadpoolctl is installed
+    (scikit-learn depends on it). For other frameworks a trainer's ``build`` sets the threads.
 
-    It limits only what is imported already: build first.
+    It limits only modules that are already imported, so build first.
     """
     if importlib.util.find_spec("threadpoolctl") is None:
         yield
@@ -223,10 +223,10 @@ def limited(threads: int) -> Iterator[None]:
 
 
 def seed_of(*numbers: int) -> int:
-    """One seed of 31 bits, which every framework takes, out of several numbers.
+    """A seed of 31 bits, which every framework accepts, from several numbers.
 
-    ``seed_of(config.seed, step)`` gives each step its own random numbers, a function of
-    its number: there is no generator whose state would have to be saved.
+    ``seed_of(config.seed, step)`` gives each step its own random numbers as a function of its
+    number, so there is no generator whose state must be saved.
     """
     import numpy as np
 
@@ -243,19 +243,19 @@ def _order_of_epoch(rows: int, seed: int, epoch: int) -> "np.ndarray":
 class Order:
     """The order of the rows: different in each epoch, a function of seed and epoch.
 
-    The position in it is two numbers, and only these are saved.
+    Its position is two numbers, and only these are saved.
     """
 
     def __init__(self, rows: int, batch_size: int, seed: int) -> None:
         self._rows, self._batch_size, self._seed = rows, batch_size, seed
         self.epoch = 0
-        """Finished passes."""
+        """Complete passes."""
         self.row = 0
-        """Finished rows of the current pass."""
+        """Rows of the current pass given out so far."""
 
     @property
     def steps_per_epoch(self) -> int:
-        """The last step of an epoch may have fewer rows."""
+        """Steps per epoch; the last one may have fewer rows."""
         return -(-self._rows // self._batch_size)
 
     @property
@@ -264,7 +264,7 @@ class Order:
         return self.epoch * self.steps_per_epoch + -(-self.row // self._batch_size)
 
     def next(self) -> "np.ndarray":
-        """Numbers of the next batch's rows; the position moves on."""
+        """Row numbers of the next batch; advances the position."""
         order = _order_of_epoch(self._rows, self._seed, self.epoch)
         chosen = order[self.row : self.row + self._batch_size]
         self.row += len(chosen)
@@ -280,8 +280,8 @@ class Order:
 
 
 class Environment:
-    """The environment, which affects a result's last digits: saved with the training, and compared
-    at a resume.
+    """The environment, which affects a result's last digits. It is saved with the training and
+    compared at a resume.
 
     Another processor, device, thread count or library version can round differently. The run
     continues, because a finished training is worth more than an equal one, but a message says so.
@@ -302,7 +302,7 @@ class Environment:
         return dict(self.found)
 
     def load_state_dict(self, saved: Mapping[str, str]) -> None:
-        """Reports changes on stderr; the current environment counts from now on."""
+        """Report changes on stderr; the current environment is saved from now on."""
         changed = [
             f"{part} {saved.get(part, 'unknown')} then and {value} now"
             for part, value in self.found.items()
@@ -330,4 +330,4 @@ def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "unknown"  # the module came with a package of another name
+        return "unknown"  # the module is from a package of another name

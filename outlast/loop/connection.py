@@ -180,7 +180,7 @@ class Connection:
 
 def check_process() -> None:
     """Raise NotHere if a multiprocessing child reaches ``outlast.train`` because it imports the
-    program, as with ``spawn``: it would take over the run of its own parent."""
+    program, as with ``spawn``: it would take over its parent's run."""
     frame = sys._getframe()
     while frame is not None:
         module = frame.f_globals.get("__name__")

@@ -27,7 +27,7 @@ class Training:
     If the body raises, the attempt has failed. If it returns, the training is complete, provided
     that all steps were made, ``finish`` was called, or there is no total.
 
-    Under ``torchrun`` ``log``, ``eval`` and ``tick`` have an effect in rank 0 only.
+    Under ``torchrun`` only rank 0 records the calls of ``log``, ``eval`` and ``tick``.
     """
 
     def __init__(

@@ -2,8 +2,7 @@
 
 A module may count in ``self.steps``, collect in a list, keep a moving average in a tensor that is
 not a buffer, or draw from its own generator. Such attributes are saved with their object and
-put back, in place where they can be changed in place. A view, or the result of a computation, is
-saved by its values.
+restored, in place if possible. A view, or the result of a computation, is saved by its values.
 
 A number or a string that still has its value from the program's start is not saved: it may name the
 machine's device. An object of another kind cannot be saved; its contents are compared with those at

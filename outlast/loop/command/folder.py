@@ -186,7 +186,8 @@ class Copier:
             self._place, self._kept = fits[0], {}
 
     def _copy(self, name: str, seen: Seen, target: Path, flow: Flow) -> bool:
-        """Copy one file; False if a by-product could not be copied, which is no reason to wait."""
+        """Copy one file; False if it is a by-product that could not be copied, for which a save
+        need not wait."""
         kind = self._kinds.of(name)
         if name in flow.databases:
             _copy_database(self._root / name, target)

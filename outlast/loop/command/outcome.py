@@ -79,7 +79,7 @@ class Outcome:
         self._handover.drop()
 
     def continues(self) -> str:
-        """The end of a sentence that says where the next attempt begins."""
+        """What the next attempt starts from, as the end of a sentence."""
         session = self._session
         if self._welcome.restore is not None or session.commit_sec is not None or session.busy:
             return "the same command resumes from its last checkpoint"
