@@ -2,12 +2,12 @@
 
     python -I health.py ADDRESS PORT LIMIT_SEC SIGN
 
-200 while the last sign of progress, the file SIGN's age, is at most LIMIT_SEC; 503 above. The
-startup scripts start it before anything that takes long, and each part that makes progress touches
-the file: the scripts with each line they log, the supervisor with each step, tick and byte. The
-outcome of the training does not matter: a failing run makes progress, too.
+Answers 200 if the file SIGN was touched at most LIMIT_SEC ago, else 503. The startup scripts start
+it before anything that takes long, and each part that makes progress touches the file: the scripts
+with each line they log, the supervisor with each step, tick and byte. The outcome of the training
+does not matter: a failing run makes progress too.
 
-Standard library only and nothing of the bundle, so that any interpreter runs it.
+Standard library only and no imports from the bundle, so that any interpreter can run it.
 """
 
 import contextlib

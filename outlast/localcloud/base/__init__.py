@@ -1,1 +1,1 @@
-"""What every part of the local cloud stands on: errors, time, state on the disk."""
+"""The basis of every part of the local cloud: errors, time, state on the disk."""

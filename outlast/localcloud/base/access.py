@@ -1,4 +1,4 @@
-"""Who sends a request, and what a permission is asked for."""
+"""The sender of a request, and the target of a permission."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ class Caller:
     """The project's owner, or a VM by its service account."""
 
     email: str | None = None
-    """None: the owner, who may do everything."""
+    """None for the owner, who may do everything."""
     vm: str | None = None
-    """The VM's name, for fault rules; known wherever the token was a VM's."""
+    """The VM's name, for fault rules; None for the owner."""
     instance: str | None = None
     """The VM's id; two VMs may have the same name at once."""
 
@@ -20,7 +20,7 @@ OWNER = Caller()
 
 @dataclass(frozen=True)
 class Target:
-    """What a permission is asked for, as conditions see it."""
+    """The resource that a permission is for, in the form that conditions use."""
 
     name: str
     """`projects/_/buckets/B/objects/O`, `projects/_/buckets/B` or `projects/P`."""

@@ -1,4 +1,4 @@
-"""Work that runs in the cloud beside the calls."""
+"""Tasks of the cloud that run besides calls."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -6,28 +6,28 @@ from typing import Any
 
 
 class Background:
-    """Work of one part of the cloud in the background. What fails there is a defect, and would
-    be a silence that never ends: `failed` is called."""
+    """Background tasks of one part of the cloud. An error in one is a defect, after which the part
+    would stay silent: it calls `failed`."""
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
-        """The event loop alone holds tasks weakly."""
+        """Kept here because the event loop holds tasks only weakly."""
 
     def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Starts the work."""
+        """Starts a task for the work; returns it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def cancel(self) -> None:
-        """Ends all of it."""
+        """Cancels all tasks."""
         for task in self._tasks:
             task.cancel()
 
     async def rest(self) -> None:
-        """Waits until all of it has ended."""
+        """Waits until all tasks have ended."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _ended(self, task: asyncio.Task[None]) -> None:

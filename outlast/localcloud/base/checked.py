@@ -1,4 +1,5 @@
-"""Documents that people write, held to a closed set of keys; what is wrong is one sentence."""
+"""Checks documents that people write against a closed set of keys; the first mistake is reported in
+one sentence."""
 
 import re
 from typing import Annotated, Any
@@ -7,11 +8,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails
 
 LONGEST_SHOWN = 80
-"""Characters of a value in a sentence."""
+"""Most characters of a value in a sentence."""
 
 
 class Part(BaseModel):
-    """A mapping with a closed set of keys; numbers are numbers and text is text."""
+    """A mapping with a closed set of keys, without conversions between numbers and text."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -31,8 +32,8 @@ Pattern = Annotated[str, BeforeValidator(_pattern)]
 
 
 def sentence_of(error: ValidationError, what: str) -> str:
-    """The first thing that is wrong, with its place; `what` names the document as a whole."""
-    # An unknown key says more than what is missing because of it.
+    """A sentence about the first mistake, with its place; `what` names the whole document."""
+    # An unknown key explains more than the keys that are missing because of it.
     found = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     return _sentence(found[0], what)
 
@@ -70,7 +71,7 @@ def _plainly(match: re.Match[str]) -> str:
 
 
 def _shown(value: Any, kinds: bool) -> str:
-    """The value, cut where it is long; of a list or a mapping what it is, if `kinds`."""
+    """The value, shortened if it is long; for a list or a mapping only its type, if `kinds`."""
     if isinstance(value, str | int | float | bool):
         text = repr(value)
         return f" {text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + '…'}"

@@ -1,4 +1,4 @@
-"""What goes wrong in the local cloud, and how Google says it.
+"""The errors of the local cloud, and their forms in Google's APIs.
 
 RehearsalError          the local cloud itself cannot continue
 |- UsageError           bad flags or environment: one sentence, exit 64
@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 USAGE_EXIT = 64
 
-# google.rpc.Code names by HTTP status, as the `status` member of an error has them.
+# Names of google.rpc.Code by HTTP status, for the `status` member of an error.
 STATUS_NAMES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -34,7 +34,7 @@ STATUS_NAMES = {
     504: "DEADLINE_EXCEEDED",
 }
 
-# The `reason` that Google gives if nothing more precise is known.
+# Google's default `reason` by HTTP status.
 REASONS = {
     400: "invalid",
     401: "authError",
@@ -65,10 +65,9 @@ class UsageError(RehearsalError):
 class ApiError(Exception):
     """An error answer; raise it anywhere below a route.
 
-    `reason` is Google's short word (`conditionNotMet`, `rateLimitExceeded`), `status_name` the
-    google.rpc code if the HTTP status alone does not say it (409 ABORTED), `details` what the
-    newer APIs add.
-    """
+    `reason` is Google's short word (`conditionNotMet`, `rateLimitExceeded`). `status_name` is the
+    google.rpc code if the HTTP status alone does not determine it (409 ABORTED). `details` are the
+    additional entries of newer APIs."""
 
     def __init__(
         self,
@@ -106,12 +105,12 @@ class ApiError(Exception):
 
 
 def not_found(what: str) -> ApiError:
-    """404 for a named thing."""
+    """A 404 for a named object."""
     return ApiError(404, f"{what} was not found")
 
 
 def not_implemented(method: str, path: str) -> ApiError:
-    """501 for a call that the local cloud does not have."""
+    """A 501 for a call that the local cloud does not support."""
     return ApiError(501, f"{method} {path} is not implemented by the local cloud")
 
 

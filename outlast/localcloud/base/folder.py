@@ -1,4 +1,4 @@
-"""The state folder of a local cloud: its owner, who may read it, which process holds it."""
+"""The state folder of a local cloud: checks its owner and modes, and locks it for one process."""
 
 import fcntl
 import os
@@ -10,20 +10,19 @@ from typing import TextIO
 from outlast.localcloud.base.errors import UsageError
 
 MARK = ".outlast-local-cloud"
-"""File that tells a state folder from any other folder."""
+"""File that marks a state folder."""
 LOG = "cloud.log"
-"""Where the one who starts the cloud may send its output before there is a state."""
+"""File for the cloud's output, which may exist before the state."""
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OTHERS_MAY = stat.S_IRWXG | stat.S_IRWXO
 
 
 def claim(folder: Path) -> TextIO:
-    """Makes the folder, or makes sure that it is a local cloud's and this user's; holds it until
-    the file that is returned is closed.
+    """Creates the folder, or checks that it is a local cloud's and this user's. Holds it until the
+    returned file is closed.
 
-    UsageError: it is a link, another user's, another program's, or in use; others could have
-    written into it. A folder that others may only read is closed to them, which is said.
-    """
+    Raises UsageError if it is a link, another user's, another program's, in use, or if others could
+    have written into it. If others may only read it, closes it to them and reports that."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _close_to_others(folder)

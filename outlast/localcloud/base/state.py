@@ -1,9 +1,8 @@
-"""What the local cloud remembers: one folder, each entry a file, every write atomic.
+"""The stored state of the local cloud: one folder, a file for each entry, atomic writes.
 
-A write is a temporary file renamed into place, so that a cloud killed at any moment finds each
-entry as it was before or after a write, never between. Files are not synced to the disk: the
-state survives the death of the process, not of the machine.
-"""
+A write renames a temporary file, so that after a kill at any moment each entry is as it was before
+or after a write. Files are not synced: the state survives the end of the process, but not a crash
+of the machine."""
 
 import bisect
 import hashlib
@@ -26,18 +25,17 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 class Table(MutableMapping[str, Entry]):
-    """A mapping of names to JSON objects, held in memory and kept in a folder.
+    """A mapping of names to JSON objects, in memory and in a folder.
 
     Only assignment and deletion reach the disk: to change an entry, assign it again. Iteration is
-    in order of names.
-    """
+    in order of names."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._entries: dict[str, Entry] = {}
         for file in folder.iterdir():
-            if file.name.startswith("."):  # a write that was cut
+            if file.name.startswith("."):  # an interrupted write
                 file.unlink()
                 continue
             kept = json.loads(file.read_bytes())
@@ -67,7 +65,7 @@ class Table(MutableMapping[str, Entry]):
             del self[key]
 
     def names_from(self, first: str) -> Iterator[str]:
-        """The names at or after `first`, in order; the table must not change meanwhile."""
+        """Yields the names at or after `first`, in order; the table must not change in between."""
         for index in range(bisect.bisect_left(self._order, first), len(self._order)):
             yield self._order[index]
 
@@ -78,7 +76,7 @@ class Table(MutableMapping[str, Entry]):
         return key in self._entries
 
     def _file(self, key: str) -> Path:
-        # Keys may be longer than a file's name, and may hold slashes.
+        # Keys may be longer than a file name, and may contain slashes.
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
 
 
@@ -96,7 +94,7 @@ class State:
         self._reserved = self._last_number
 
     def table(self, name: str) -> Table:
-        """The table of that name (`compute/templates`), the same object each time."""
+        """The table of this name (`compute/templates`); the same object each time."""
         if name not in self._tables:
             self._tables[name] = Table(self.root / name)
         return self._tables[name]
@@ -108,11 +106,10 @@ class State:
         return path
 
     def next_number(self) -> int:
-        """A number higher than all before it, over restarts too: ids and generations.
+        """A number higher than all previous ones, also across restarts: for ids and generations.
 
-        Microseconds since 1970 as the real generations are; a second's worth is reserved on disk
-        at a time, so that a clock set back cannot give a number twice.
-        """
+        It is the microseconds since 1970, like real generations. Numbers for one second are
+        reserved on the disk at a time, so that a clock that is set back cannot repeat a number."""
         number = max(time.time_ns() // 1000, self._last_number + 1)
         if number > self._reserved:
             self._reserved = number + 1_000_000
@@ -127,7 +124,7 @@ class State:
 
 
 class EventLog:
-    """`events.jsonl`: one line for each thing that a rehearsal wants to place in time."""
+    """`events.jsonl`: one line for each event that a rehearsal needs with its time."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", buffering=1, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Faults on demand: rules that hit the nth matching request before, in the middle of, or after it.
+"""Fault rules: they hit the nth matching request before, in the middle of, or after it.
 
 A rule is JSON:
 
@@ -14,10 +14,10 @@ A rule is JSON:
             "bytes_per_sec": 10000, "drop_answer": true,
             "kill_vm": true | "NAME", "preempt_vm": …, "freeze_vm": …}}
 
-Several actions of one rule happen in the order: VMs, delay, then the first of stall, reset,
-drop_answer and status. `bytes_per_sec` is the pace of both bodies, with `before`. `after` means
-that the request has had its effect; `mid-body` is half of the request's body, or of the answer's
-if the request has none.
+The actions of one rule are applied in this order: VMs, delay, then the first of stall, reset,
+drop_answer and status. `bytes_per_sec` limits the rate of both bodies, with `before`. `after` means
+that the request has taken effect; `mid-body` means after half of the request's body, or of the
+answer's if the request has none.
 """
 
 import re

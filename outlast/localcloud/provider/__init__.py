@@ -1,13 +1,13 @@
 """The engine's gcp provider for the local cloud, for machines without the real plugin.
 
-It speaks the engine's provider protocol on one side and sends the real plugin's REST calls on the
-other. Only what this project's programs declare is known; anything else is refused by name.
+It implements the engine's provider protocol and sends the REST calls of the real plugin. It knows
+only the resources that this project's programs declare, and refuses others by name.
 
-    values      what the engine sends and expects: plain Python and back
-    tables      inputs of a resource and the fields of its REST body: one table a type
-    changes     what differs between two sets of inputs
+    values      conversion between the engine's values and plain Python
+    tables      translation between a resource's inputs and its REST body: one table for each type
+    changes     differences between two sets of inputs
     rest        requests, operations, errors
-    kind        what every type of resource has in common
+    kind        the common base of all types of resources
     compute, storage, iam    the types
     server      the protocol
 """

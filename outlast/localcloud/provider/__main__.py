@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until a signal; return the exit code."""
+    """Serves until a signal; returns the exit code."""
     args = parser().parse_args(argv)
     parent = os.getppid()
     ended = threading.Event()

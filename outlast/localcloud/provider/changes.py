@@ -1,4 +1,4 @@
-"""What differs between two sets of inputs, and what of them a live resource still answers to."""
+"""Compares two sets of inputs, and inputs with a live resource."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,8 +10,8 @@ UNIQUE_TEMPLATE = re.compile(r"([^/?]+)\?uniqueId=(\d+)$")
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Change]]:
-    """(property path, change) of each leaf that differs. Nothing, false, 0 and empty are one: an
-    input that says what is so anyway is not a change; nor is a link in another form."""
+    """Yields (property path, change) of each leaf that differs. None, false, 0 and empty values are
+    equal, so an input with the default is not a change; nor is a link in another form."""
     if old == new or (is_empty(old) and is_empty(new)) or _same_link(old, new):
         return
     if isinstance(old, dict) and isinstance(new, dict):
@@ -29,7 +29,7 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Chang
 
 
 def is_empty(value: Any) -> bool:
-    """Whether the value says no more than no value."""
+    """Whether the value means the same as no value."""
     return value is None or value is False or value in ("", 0, [], {})
 
 
@@ -39,8 +39,8 @@ def _join(path: str, key: str) -> str:
 
 
 def still_so(inputs: Any, live: Any) -> Any:
-    """`inputs` as `live` has them now: what the API added by itself is left out, and what it only
-    writes in another form stays as it was given."""
+    """`inputs` with the values of `live`: fields that the API added are left out, and a value that
+    the API only writes in another form stays as given."""
     if isinstance(inputs, dict) and isinstance(live, dict):
         kept = {}
         for key, value in inputs.items():
@@ -55,7 +55,7 @@ def still_so(inputs: Any, live: Any) -> Any:
 
 
 def is_hollow(value: Any) -> bool:
-    """Whether an object or list holds nothing but empty values."""
+    """Whether an object or list holds only empty values."""
     if isinstance(value, Mapping):
         return all(is_hollow(item) or is_empty(item) for item in value.values())
     if isinstance(value, list):
@@ -78,8 +78,8 @@ def _same(given: Any, live: Any) -> bool:
 
 
 def _same_link(one: Any, other: Any) -> bool:
-    """Whether both name one resource: with and without host and version, a template with and
-    without its number; two numbers are two templates."""
+    """Whether both links name one resource: with or without host and version, a template with or
+    without its number. Two different numbers are two templates."""
     if not isinstance(one, str) or not isinstance(other, str) or "projects/" not in one:
         return False
     forms, others = _forms(one), _forms(other)
@@ -89,7 +89,7 @@ def _same_link(one: Any, other: Any) -> bool:
 
 
 def _forms(text: str) -> list[str]:
-    """A text, and for a template's unique URL the URLs by name and by number."""
+    """The text and, for a template's unique URL, the URLs by name and by number."""
     text = re.sub(r"^https?://[^/]+/compute/(v1|beta)/", "", text)
     unique = UNIQUE_TEMPLATE.search(text)
     if not unique:

@@ -212,7 +212,7 @@ WHOLE_PATH = re.compile(r"^(https?:|projects/|global/|zones/|regions/)")
 
 
 class InstanceTemplate(Kind):
-    """A global template. The API can change nothing of one."""
+    """A global template, which the API cannot change."""
 
     token = "gcp:compute/instanceTemplate:InstanceTemplate"
     id_form = "projects/{project}/global/instanceTemplates/{name}"
@@ -244,7 +244,7 @@ class InstanceTemplate(Kind):
                 interface["network"] = f"projects/{inputs['project']}/global/networks/{network}"
         path = f"projects/{inputs['project']}/global/instanceTemplates"
         operation = cloud.compute.operate("POST", path, body)
-        # By number: a name could be taken by another template at any time.
+        # By number: another template could take the name at any time.
         made = cloud.compute.call("GET", f"{path}/{operation['targetId']}", query=FULL)
         return f"{path}/{made['name']}", made
 
@@ -332,7 +332,7 @@ class InstanceGroupManager(Kind):
         changed -= {"namedPorts"}
         body = tables.to_body(self.table, {key: new.get(key) for key in changed})
         if "autoHealingPolicies" in changed:
-            body.setdefault("autoHealingPolicies", [])  # gone: the group lets go of its check
+            body.setdefault("autoHealingPolicies", [])  # removed: the group drops its check
         if body:
             live = cloud.compute.call("GET", id)
             patch = {**_by_number(body), "fingerprint": live["fingerprint"]}
@@ -378,7 +378,7 @@ class RegionInstanceGroupManager(InstanceGroupManager):
 
 
 def _by_number(body: Body) -> Body:
-    """Templates by number instead of name, if the URL says both (`…?uniqueId=`)."""
+    """Names templates by number instead of name, if the URL has both (`…?uniqueId=`)."""
     for version in body.get("versions", []):
         url = version.get("instanceTemplate", "")
         unique = changes.UNIQUE_TEMPLATE.search(url)

@@ -1,4 +1,4 @@
-"""Networks, firewalls, routers and health checks: what is declared and only kept."""
+"""Networks, firewalls, routers and health checks: resources that are only declared and stored."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -130,23 +130,23 @@ HEALTH_CHECK: tables.Table = {
 
 
 class Declared(Kind):
-    """What has one address, one body and no states."""
+    """A resource with one address, one body and no states."""
 
     collection: ClassVar[str]
     regional: ClassVar[bool] = False
     method: ClassVar[Literal["PATCH", "PUT"]] = "PATCH"
-    """PUT sends everything, PATCH what changes."""
+    """PUT sends all fields, PATCH only changed ones."""
     auto_named = True
     filled_in = ("project",)
     computed = ("creationTimestamp", "selfLink")
 
     def place(self, inputs: Inputs) -> str:
-        """The collection that it is in."""
+        """The path of its collection."""
         where = f"regions/{inputs['region']}" if self.regional else "global"
         return f"projects/{inputs['project']}/{where}/{self.collection}"
 
     def body(self, inputs: Inputs) -> Body:
-        """What is sent at its creation."""
+        """The body that is sent at its creation."""
         return tables.to_body(self.table, inputs)
 
     def create(self, cloud: Settings, inputs: Inputs) -> tuple[str, Body]:
@@ -171,7 +171,7 @@ class Declared(Kind):
 
     @staticmethod
     def changed(old: Inputs, new: Inputs) -> Inputs:
-        """The inputs that differ, as they are now."""
+        """The inputs that differ, with their new values."""
         return {
             key: new.get(key)
             for key in sorted({*old, *new} - {DEFAULTS})
@@ -193,7 +193,7 @@ class Declared(Kind):
 
 
 class Network(Declared):
-    """A network. By default the provider makes one with subnetworks in every region."""
+    """A network. By default the provider creates one with subnetworks in every region."""
 
     token = "gcp:compute/network:Network"
     id_form = "projects/{project}/global/networks/{name}"
@@ -244,7 +244,7 @@ class Subnetwork(Declared):
 
 
 class Router(Declared):
-    """A router; its NATs are resources of their own."""
+    """A router; its NATs are separate resources."""
 
     token = "gcp:compute/router:Router"
     id_form = "projects/{project}/regions/{region}/routers/{name}"
@@ -324,7 +324,7 @@ class Firewall(Declared):
 
 
 class HealthCheck(Declared):
-    """A health check, which is replaced whole."""
+    """A health check, whose updates send the whole body."""
 
     token = "gcp:compute/healthCheck:HealthCheck"
     id_form = "projects/{project}/global/healthChecks/{name}"

@@ -115,7 +115,7 @@ class Account(Kind):
 
 
 class IAMCustomRole(Kind):
-    """A custom role of a project. A deleted one keeps its id for weeks and is brought back."""
+    """A custom role of a project. A deleted one keeps its id for weeks, so `create` restores it."""
 
     token = "gcp:projects/iAMCustomRole:IAMCustomRole"
     id_form = "projects/{project}/roles/{roleId}"
@@ -157,7 +157,7 @@ class IAMCustomRole(Kind):
         kept = super().refreshed(cloud, id, inputs, body)
         asked = inputs.get("permissions")
         if asked and sorted(asked) == sorted(kept.get("permissions", [])):
-            kept["permissions"] = asked  # a set: its order says nothing
+            kept["permissions"] = asked  # a set: its order has no meaning
         return kept
 
     def outputs(self, cloud: Settings, id: str, body: Body) -> dict[str, Any]:

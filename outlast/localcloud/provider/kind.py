@@ -1,4 +1,4 @@
-"""What every type of resource has in common."""
+"""The common base of all types of resources."""
 
 import hashlib
 import re
@@ -13,7 +13,7 @@ from outlast.localcloud.provider.rest import Api, ProviderError
 from outlast.localcloud.provider.values import UNKNOWN, Hidden, Unknown
 
 DEFAULTS = "__defaults"
-"""Input that lists the inputs which the provider filled in; the real one keeps such a list too."""
+"""Input that lists the inputs that the provider filled in, as in the real provider."""
 NAME_SUFFIX_DIGITS = 7
 PROVISIONED_LABEL = {"goog-pulumi-provisioned": "true"}
 
@@ -34,12 +34,12 @@ class Settings:
     region: str | None = None
     zone: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels that the provider adds to what it creates."""
+    """Labels that the provider adds to created resources."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An input that is refused."""
+    """A refused input."""
 
     property: str
     reason: str
@@ -47,46 +47,46 @@ class Failure:
 
 @dataclass(frozen=True)
 class Difference:
-    """What an update has to do."""
+    """The changes that an update must make."""
 
     changes: dict[str, changes.Change]
-    """By property path."""
+    """Changes by property path."""
     replaces: list[str]
-    """Inputs whose change needs another resource."""
+    """Inputs whose change needs a replacement."""
     delete_first: bool
 
 
 class Kind(ABC):
-    """One type of resource. Stateless: everything comes with the call."""
+    """One type of resource. Stateless: every call gets all it needs."""
 
     token: ClassVar[str]
     table: ClassVar[tables.Table]
-    """Every input that is known."""
+    """All known inputs."""
     required: ClassVar[tuple[str, ...]] = ()
     replace_on: ClassVar[frozenset[str] | None] = frozenset()
-    """Inputs that cannot change in place; None: none can."""
+    """Inputs that cannot change in place; None: no input can."""
     filled_in: ClassVar[tuple[str, ...]] = ()
-    """Inputs that come from the provider's settings if they are not given."""
+    """Inputs that default to the provider's settings."""
     auto_named: ClassVar[bool] = False
     volatile: ClassVar[tuple[str, ...]] = ()
     """Outputs that an update changes."""
     computed: ClassVar[tuple[str, ...]] = ()
-    """Outputs that are no inputs."""
+    """Outputs that are not inputs."""
     id_form: ClassVar[str] = ""
-    """How an id is made of places; an import may leave out those in front that settings know."""
+    """The form of an id. An import may leave out its first parts if the settings have them."""
     chosen_by_api: ClassVar[frozenset[str]] = frozenset()
-    """Inputs, by path, that the API fills in if they are not given: to leave them out is no
+    """Inputs, by path, that the API fills in if they are not given: leaving them out is not a
     change."""
 
     # ------------------------------------------------------------------ what a type defines
 
     @abstractmethod
     def create(self, cloud: Settings, inputs: Inputs) -> tuple[str, Body]:
-        """Makes the resource; its id and what the API says of it."""
+        """Creates the resource; returns its id and the API's body."""
 
     @abstractmethod
     def read(self, cloud: Settings, id: str, state: Mapping[str, Any]) -> Body | None:
-        """What the API says of the resource; None if it is gone. `state` may be empty."""
+        """The API's body of the resource; None if it does not exist. `state` may be empty."""
 
     def update(self, cloud: Settings, id: str, old: Inputs, new: Inputs) -> None:
         """Changes the resource in place."""
@@ -94,18 +94,19 @@ class Kind(ABC):
 
     @abstractmethod
     def delete(self, cloud: Settings, id: str, state: Mapping[str, Any]) -> None:
-        """Deletes the resource; gone already is not an error."""
+        """Deletes the resource; does nothing if it does not exist."""
 
     @abstractmethod
     def outputs(self, cloud: Settings, id: str, body: Body) -> dict[str, Any]:
         """The computed outputs."""
 
     def live_inputs(self, cloud: Settings, id: str, body: Body) -> Inputs:
-        """The inputs that the live resource answers to."""
+        """The inputs that match the live resource."""
         return tables.from_body(self.table, body)
 
     def imported(self, cloud: Settings, id: str) -> tuple[str, Inputs]:
-        """The whole id of what an import names, and what its state must say for `read`."""
+        """The whole id of an imported resource, and the state that `read` needs. Raises
+        ProviderError."""
         places = re.findall(r"{(\w+)}", self.id_form)
         given = id.split("/")
         if not places or re.fullmatch(re.sub(r"{\w+}", "[^/]+", self.id_form), id):
@@ -121,7 +122,7 @@ class Kind(ABC):
     def check(
         self, cloud: Settings, name: str, seed: bytes, old: Inputs, new: Inputs
     ) -> tuple[Inputs, list[Failure]]:
-        """Inputs with what the provider fills in, and what is wrong with them."""
+        """Returns the inputs with the provider's defaults, and the refused ones."""
         checked = {key: value for key, value in new.items() if value is not None}
         defaults = []
         for key in self.filled_in:
@@ -149,7 +150,7 @@ class Kind(ABC):
         return name if name and "name" in old.get(DEFAULTS, []) else None
 
     def diff(self, old: Inputs, new: Inputs) -> Difference:
-        """What of the inputs changes, and whether that needs another resource."""
+        """The changes of the inputs, and whether they need a replacement."""
         before = {key: value for key, value in old.items() if key != DEFAULTS}
         after = {key: value for key, value in new.items() if key != DEFAULTS}
         found: dict[str, changes.Change] = {}
@@ -166,13 +167,13 @@ class Kind(ABC):
             needs_another = self.replace_on is None or key in self.replace_on
             if differing and needs_another and not isinstance(self.table.get(key), tables.Setting):
                 replaces.append(key)
-        # Two of one name cannot exist at once; a changed name is in no resource's way.
+        # Two resources of one name cannot exist at the same time; with a new name they can.
         given = self.auto_named and "name" not in new.get(DEFAULTS, [])
         same_name = given and old.get("name") == new.get("name")
         return Difference(found, replaces, delete_first=bool(replaces) and same_name)
 
     def state(self, cloud: Settings, id: str, inputs: Inputs, body: Body) -> dict[str, Any]:
-        """The resource's state: what is live, what was asked for, what is computed."""
+        """The resource's state: live inputs, requested inputs and computed outputs."""
         asked = {key: value for key, value in inputs.items() if key != DEFAULTS}
         found = {**self.live_inputs(cloud, id, body), **asked, **self.outputs(cloud, id, body)}
         if "pulumiLabels" in self.computed:
@@ -180,21 +181,21 @@ class Kind(ABC):
         return found
 
     def preview_create(self, inputs: Inputs) -> dict[str, Any]:
-        """The state as far as it is known before the resource is made."""
+        """The state as far as known before the resource is created."""
         asked = {key: value for key, value in inputs.items() if key != DEFAULTS}
         return {**dict.fromkeys(self.computed, UNKNOWN), **asked}
 
     def preview_update(self, state: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
-        """The state as far as it is known before the resource is changed."""
+        """The state as far as known before the resource is changed."""
         asked = {key: value for key, value in inputs.items() if key != DEFAULTS}
         return {**state, **dict.fromkeys(self.volatile, UNKNOWN), **asked}
 
     def refreshed(self, cloud: Settings, id: str, inputs: Inputs, body: Body) -> Inputs:
-        """The inputs after a refresh, or all of the live ones if none are known (an import)."""
+        """The inputs after a refresh; all live ones if there are none, as for an import."""
         live = self.live_inputs(cloud, id, body)
         asked = {key: value for key, value in inputs.items() if key != DEFAULTS}
         if not asked:
-            # Of labels it knows those that a program has given it, and an import has no program.
+            # Only labels from a program count, and an import has no program.
             imported = {"labels": {}} if "pulumiLabels" in self.computed else {}
             return {**live, **imported, DEFAULTS: []}
         outside = {
@@ -207,19 +208,19 @@ class Kind(ABC):
 
 
 def auto_name(name: str, seed: bytes) -> str:
-    """A physical name from the logical one, with random digits that the engine's seed decides."""
+    """A physical name from the logical one, with random digits from the engine's seed."""
     digits = hashlib.sha256(seed).hexdigest() if seed else secrets.token_hex(16)
     base = re.sub(r"[^-a-z0-9]", "-", name.lower())
     return f"{base}-{digits[:NAME_SUFFIX_DIGITS]}"
 
 
 def label_outputs(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The output with all labels, from any source; a secret, as in the real plugin."""
+    """The output with all labels from any source, secret as in the real plugin."""
     return {"effectiveLabels": Hidden(dict(body.get("labels") or {}))}
 
 
 def _managed_labels(cloud: Settings, asked: Inputs) -> dict[str, str]:
-    """The labels that the program and the provider gave; none of what was imported."""
+    """The labels of the program and the provider, without imported ones."""
     if asked.get("labels") == {}:
         return {}
     return {**(known(asked.get("labels")) or {}), **cloud.labels}
@@ -234,5 +235,5 @@ def own_labels(inputs: Inputs) -> Inputs:
 
 
 def known(value: Any) -> Any:
-    """The value, None if a preview does not know it."""
+    """The value; None if a preview does not know it."""
     return None if isinstance(value, Unknown) else value

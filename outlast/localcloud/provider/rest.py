@@ -19,7 +19,7 @@ BUSY_WAIT_SEC = 0.5
 CONFLICTS = (409, 412)
 CONFLICT_TRIES = 12
 NEW_ACCOUNT_SEC = 60.0
-"""A binding of an account that IAM does not know yet is tried for so long."""
+"""Seconds for which a binding is retried if IAM does not know its account yet."""
 NEW_ACCOUNT_WAIT_SEC = 1.0
 _NEW_ACCOUNT = re.compile(r"[Ss]ervice account \S+ does not exist")
 CONFLICT_WAIT_SEC = 0.2
@@ -27,7 +27,7 @@ MAX_CONNECTIONS = 32
 
 
 class ProviderError(Exception):
-    """What the engine shows: one sentence.
+    """An error for the engine to show: one sentence.
 
     ProviderError
     └── ApiFailure      an API answered with an error
@@ -58,12 +58,13 @@ class Api:
         body: Any = None,
         query: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The answer's JSON. ApiFailure: an error answer; ProviderError: no answer."""
+        """Sends a call; returns the answer's JSON. Raises ApiFailure for an error answer,
+        ProviderError without an answer."""
         data = None if body is None else json.dumps(body).encode()
         return self.send(method, self.base + path, data, "application/json", query)
 
     def find(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
-        """What a GET answers; None if there is nothing."""
+        """The JSON of a GET; None for a 404."""
         try:
             return self.call("GET", path, query=query)
         except ApiFailure as failure:
@@ -72,7 +73,7 @@ class Api:
             raise
 
     def remove(self, path: str) -> Any:
-        """DELETE; what is gone already is not an error, and answers None."""
+        """Sends a DELETE; returns None for a 404, which is not an error."""
         try:
             return self.call("DELETE", path)
         except ApiFailure as failure:
@@ -88,7 +89,7 @@ class Api:
         content_type: str,
         query: Mapping[str, Any] | None = None,
     ) -> Any:
-        """A request to a whole address; the answer's JSON."""
+        """Sends a request to a full address; returns the answer's JSON. Raises like `call`."""
         address = f"{url}?{urlencode({'alt': 'json', **(query or {})})}"
         headers = dict(self._headers)
         if data is not None:
@@ -108,7 +109,8 @@ class Api:
         return json.loads(answer.data) if answer.data else None
 
     def operate(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
-        """A call that answers with a compute operation; waits for its end, and returns it."""
+        """Sends a call that answers with a compute operation; waits for its end and returns it.
+        Raises ApiFailure if it fails, ProviderError if it takes too long."""
         operation = self.call(method, path, body, query)
         deadline = time.monotonic() + OPERATION_TIMEOUT_SEC
         while operation.get("status") != "DONE":
@@ -124,7 +126,7 @@ class Api:
         return operation
 
     def destroy(self, path: str) -> None:
-        """A DELETE that answers with an operation; what is gone already is not an error."""
+        """Sends a DELETE that answers with an operation; a 404 is not an error."""
         try:
             self.operate("DELETE", path)
         except ApiFailure as failure:
@@ -137,7 +139,7 @@ _pool = urllib3.PoolManager(
     retries=urllib3.Retry(connect=0, read=0, redirect=0, status=0, other=0),
     timeout=urllib3.Timeout(REQUEST_TIMEOUT_SEC),
 )
-"""Without proxies from the environment: everything is on loopback."""
+"""Ignores proxies from the environment, because everything is on loopback."""
 
 
 def _operation_path(path: str, operation: Mapping[str, Any]) -> str:
@@ -168,8 +170,8 @@ def edit_policy(
     write: Callable[[dict[str, Any]], Any],
     change: Callable[[dict[str, Any]], bool],
 ) -> None:
-    """Reads an IAM policy, changes it and writes it under its etag, until no other writer came
-    between. `change` says whether there is something to write; `key` names the policy."""
+    """Reads an IAM policy, changes it and writes it with its etag; repeats that if another writer
+    was faster. `change` returns whether there is something to write; `key` names the policy."""
     with _policy_locks_guard:
         lock = _policy_locks.setdefault(key, threading.Lock())
     with lock:
@@ -192,5 +194,5 @@ def edit_policy(
 
 
 def _is_of_new_account(failure: ApiFailure) -> bool:
-    """Whether IAM does not know an account yet, which may have been created a moment ago."""
+    """Whether IAM does not know an account, which may have been created a moment ago."""
     return failure.status == 400 and bool(_NEW_ACCOUNT.search(str(failure)))

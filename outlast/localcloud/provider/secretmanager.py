@@ -1,4 +1,4 @@
-"""Who may read a secret."""
+"""Members of secrets' policies."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,7 @@
-"""The engine's provider protocol over the kinds of resources.
+"""The engine's provider protocol, over the kinds of resources.
 
-One server serves many stacks at once. Configuration comes per stack: the engine says for which
-provider, and so for which stack and project, it configures, and every later call names both too.
-"""
+One server serves many stacks at once. The configuration is per stack: the engine names the provider
+that it configures, and so the stack and project, and every later call names both too."""
 
 import functools
 import os
@@ -42,7 +41,7 @@ MAX_MESSAGE_BYTES = 400 * 1024 * 1024
 """The engine's own limit."""
 MAX_WORKERS = 64
 ENDPOINTS = {
-    # The configuration's name, and the path below --endpoint if it is not given.
+    # The configuration's name, and the default path below --endpoint.
     "compute": ("computeCustomEndpoint", "compute/beta/"),
     "storage": ("storageCustomEndpoint", "storage/v1/"),
     "iam": ("iamBetaCustomEndpoint", "iam/v1/"),
@@ -82,7 +81,7 @@ _REPLACING = {
 
 
 def _sentences(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Errors that the provider foresees reach the engine as their sentence."""
+    """Passes expected errors to the engine as one sentence."""
 
     @functools.wraps(method)
     def call(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
@@ -254,7 +253,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
             for name, (key, path) in ENDPOINTS.items()
         }
         for name in ("iam", "resource_manager"):
-            # Their clients take the version off the address and put it in front of each path.
+            # Their clients move the version from the address to the front of each path.
             apis[name] = Api(apis[name].base.rstrip("/").rpartition("/")[0], token)
         attributed = str(config.get("addPulumiAttributionLabel", True)).lower() != "false"
         return Settings(
@@ -267,7 +266,7 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
 
 
 def _stack_of(urn: str) -> tuple[str, str]:
-    """(stack, project) of a URN."""
+    """The (stack, project) of a URN."""
     stack, project = urn.removeprefix("urn:pulumi:").split("::")[:2]
     return stack, project
 
@@ -298,11 +297,10 @@ def _property_diff(path: str, change: Change, replaces: list[str]) -> provider_p
 
 
 class _OwnerOnly(grpc.ServerInterceptor):
-    """Refuses every call that is not of a process of this user.
+    """Refuses every call that does not come from a process of this user.
 
-    The engine connects to a port and has no token to send, so the kernel is asked who it is. That
-    is asked for each call: gRPC does not say when a connection ends and another gets its port.
-    """
+    The engine connects to a port and has no token to send, so the kernel identifies it, for each
+    call: gRPC does not report when a connection ends and another one gets its port."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -335,7 +333,7 @@ class _OwnerOnly(grpc.ServerInterceptor):
             )
 
     def _user_of(self, context: grpc.ServicerContext) -> int | None:
-        """The user at the other end; None if it has gone, or if that is not known."""
+        """The user at the other end; None if the connection is closed or the user is unknown."""
         family, _, address = context.peer().partition(":")
         host, _, port = address.rpartition(":")
         if family != "ipv4" or host != HOST:
@@ -345,7 +343,7 @@ class _OwnerOnly(grpc.ServerInterceptor):
 
 
 def start(endpoint: str) -> tuple[grpc.Server, int]:
-    """Serves the provider on loopback to this user's processes; the server and its port."""
+    """Serves the provider on loopback to this user's processes; returns the server and its port."""
     options = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

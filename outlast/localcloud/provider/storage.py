@@ -1,4 +1,4 @@
-"""Buckets, objects, and who may reach them."""
+"""Buckets, objects, and members of buckets' policies."""
 
 import json
 import secrets
@@ -139,7 +139,7 @@ class Bucket(Kind):
         }
         body = tables.to_body(self.table, changed)
         if "labels" in changed:
-            # A label is taken away by null; those that others put there stay.
+            # A null removes a label; labels from others stay.
             gone = dict.fromkeys(set(old.get("labels") or {}) - set(new.get("labels") or {}))
             body["labels"] = {**gone, **(new.get("labels") or {})}
         if "lifecycleRules" in changed:
@@ -262,7 +262,7 @@ class BucketObject(Kind):
             b"--%b\r\nContent-Type: application/json\r\n\r\n%b\r\n"
             b"--%b\r\nContent-Type: %b\r\n\r\n%b\r\n--%b--\r\n"
         ) % (boundary.encode(), head, boundary.encode(), kind.encode(), data, boundary.encode())
-        # At the root of the host, wherever the API's own base address is.
+        # At the root of the host, independent of the API's base address.
         host = urlsplit(cloud.storage.base)
         url = f"{host.scheme}://{host.netloc}/upload/storage/v1/{_bucket_path(inputs['bucket'])}/o"
         query = {"uploadType": "multipart", "name": inputs["name"]}
@@ -272,7 +272,7 @@ class BucketObject(Kind):
 
 
 class BucketIAMMember(Kind):
-    """One role of one member on a bucket, perhaps on a condition."""
+    """One role of one member on a bucket, optionally with a condition."""
 
     token = "gcp:storage/bucketIAMMember:BucketIAMMember"
     table = BUCKET_MEMBER
@@ -332,10 +332,10 @@ def member_id(parent: str, inputs: Mapping[str, Any]) -> str:
 
 
 def imported_binding(id: str, parent: str) -> tuple[str, Inputs]:
-    """(parent, inputs) of an import's id: `PARENT ROLE MEMBER [TITLE]`, as in the real provider.
+    """The (parent, inputs) of an import's id: `PARENT ROLE MEMBER [TITLE]`, as in the real
+    provider.
 
-    A title stands in `condition` alone until `with_condition` finds the rest.
-    """
+    At first `condition` has only a title; `with_condition` adds the rest. Raises ProviderError."""
     given = id.split(" ", 3)
     if len(given) < 3:
         raise ProviderError(f"import {id!r}: must be of the form '{parent} ROLE MEMBER [TITLE]'.")
@@ -346,7 +346,7 @@ def imported_binding(id: str, parent: str) -> tuple[str, Inputs]:
 
 
 def with_condition(inputs: Inputs, policy: Mapping[str, Any] | None) -> Inputs:
-    """The inputs with the whole condition of the binding whose title they have."""
+    """The inputs with the whole condition of the binding with the same title."""
     for binding in (policy or {}).get("bindings", []):
         condition = binding.get("condition")
         if (
@@ -359,7 +359,7 @@ def with_condition(inputs: Inputs, policy: Mapping[str, Any] | None) -> Inputs:
 
 
 def add_member(policy: dict[str, Any], inputs: Mapping[str, Any]) -> bool:
-    """Adds the member to the policy; False if it is there already."""
+    """Adds the member to the policy; returns False if it has the member already."""
     binding = _binding(policy, inputs)
     if binding is None:
         binding = {"role": inputs["role"], "members": []}
@@ -374,7 +374,7 @@ def add_member(policy: dict[str, Any], inputs: Mapping[str, Any]) -> bool:
 
 
 def remove_member(policy: dict[str, Any], inputs: Mapping[str, Any]) -> bool:
-    """Takes the member out of the policy; False if it is not in it."""
+    """Removes the member from the policy; returns False if it does not have the member."""
     binding = _binding(policy, inputs)
     if binding is None or inputs["member"] not in binding["members"]:
         return False
@@ -385,7 +385,7 @@ def remove_member(policy: dict[str, Any], inputs: Mapping[str, Any]) -> bool:
 
 
 def binding_body(policy: dict[str, Any], inputs: Mapping[str, Any]) -> Body | None:
-    """What a policy says of the member's binding; None if it has none."""
+    """The member's binding in a policy; None if it has none."""
     binding = _binding(policy, inputs)
     if binding is None or inputs["member"] not in binding["members"]:
         return None

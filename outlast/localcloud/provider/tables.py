@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Value:
-    """An input whose value is the field's, changed at most in form."""
+    """An input with the value of a field, possibly in another form."""
 
     field: str
     """Path in the body, with dots."""
@@ -22,19 +22,19 @@ class Block:
     field: str
     table: "Table"
     shape: Literal["object", "list", "only"] = "object"
-    """`list`: both are lists; `only`: an object here is a list of one there."""
+    """`list`: both are lists; `only`: the input is an object, the field a list with one object."""
     constants: Mapping[str, Any] | None = None
-    """Fields that every such object of the body has."""
+    """Fields that every such object has in the body."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """An input that is the provider's own and goes into no body."""
+    """An input for the provider itself, which is in no body."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """An input that is part of the resource's address and goes into no body."""
+    """An input that is part of the resource's address, which is in no body."""
 
 
 Field = Value | Block | Setting | Place
@@ -45,12 +45,12 @@ PLACE = Place()
 
 
 def int64(field: str) -> Value:
-    """A number that JSON carries as text."""
+    """A number that is text in JSON."""
     return Value(field, str, int)
 
 
 def entries(field: str) -> Value:
-    """A map that the body holds as a list of {key, value}."""
+    """A map that is a list of {key, value} in the body."""
     return Value(
         field,
         lambda value: [{"key": key, "value": value[key]} for key in sorted(value)],
@@ -59,7 +59,7 @@ def entries(field: str) -> Value:
 
 
 def to_body(table: Table, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The body that the inputs ask for."""
+    """Converts inputs to a body."""
     body: dict[str, Any] = {}
     for key, value in inputs.items():
         field = table.get(key)
@@ -79,7 +79,7 @@ def _to_field(field: Value | Block, value: Any) -> Any:
 
 
 def from_body(table: Table, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs that a body answers to, as far as the table knows them."""
+    """Converts a body to inputs, as far as the table knows them."""
     inputs: dict[str, Any] = {}
     for key, field in table.items():
         if isinstance(field, Setting | Place):
@@ -101,7 +101,7 @@ def _from_field(field: Value | Block, value: Any) -> Any:
 
 
 def unknown_inputs(table: Table, inputs: Mapping[str, Any], path: str = "") -> list[str]:
-    """Paths of inputs that the table does not have."""
+    """The paths of inputs that are not in the table."""
     found = []
     for key, value in inputs.items():
         field = table.get(key)

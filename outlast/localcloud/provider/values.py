@@ -1,8 +1,7 @@
-"""Property values of the engine's protocol as plain Python, and back.
+"""Converts property values of the engine's protocol to plain Python and back.
 
-Secrets arrive unwrapped, since the provider does not accept them: the engine marks as secret what
-was secret in the inputs, and what the provider itself calls so. Whole numbers become int.
-"""
+Secrets arrive unwrapped, because the provider does not accept them: the engine marks as secret what
+was secret in the inputs, and what the provider itself marks. Whole numbers become int."""
 
 import hashlib
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ SECRET = "1b47061264138c4ac30d75fd1eb44270"
 OUTPUT = "d0e6a833031e9bbcd3f4e8bde6ca49a4"
 UNKNOWN_TEXT = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
 UNKNOWN_TEXTS = {UNKNOWN_TEXT} | {
-    "3eeb2bf0-c639-47a8-9e75-3b44932eb421",  # the engine has one a kind of value
+    "3eeb2bf0-c639-47a8-9e75-3b44932eb421",  # the engine has one for each kind of value
     "6a19a0b0-7e62-4c92-b797-7f8e31da9cc2",
     "030794c1-ac77-496b-92df-f27374a8bd58",
     "e48ece36-62e2-4504-bad9-02848725956a",
@@ -37,7 +36,7 @@ UNKNOWN = Unknown()
 
 @dataclass(frozen=True)
 class Hidden:
-    """An output that the provider calls secret."""
+    """An output that the provider marks as secret."""
 
     value: Any
 
@@ -47,12 +46,13 @@ class Asset:
     """A file or text that goes into an object."""
 
     hash: str
-    """sha256 in hex of the content, by the engine."""
+    """The SHA-256 of the content in hex, from the engine."""
     path: str | None = None
     text: str | None = None
 
     def read(self) -> bytes:
-        """The content. ValueError: it cannot be read, or is no longer what the engine hashed."""
+        """Returns the content; raises ValueError if it cannot be read or has changed since the
+        engine hashed it."""
         if self.text is not None:
             data = self.text.encode()
         else:
@@ -69,7 +69,7 @@ class Asset:
 
 
 def decode(struct: struct_pb2.Struct) -> dict[str, Any]:
-    """The engine's properties as Python values."""
+    """Converts the engine's properties to Python values."""
     return {key: _decode(value) for key, value in json_format.MessageToDict(struct).items()}
 
 
@@ -98,7 +98,7 @@ def _decode(value: Any) -> Any:
 
 
 def encode(properties: dict[str, Any]) -> struct_pb2.Struct:
-    """Python values as the engine's properties; None is left out."""
+    """Converts Python values to the engine's properties, without None."""
     struct = struct_pb2.Struct()
     struct.update({key: _encode(item) for key, item in properties.items() if item is not None})
     return struct
@@ -120,7 +120,7 @@ def _encode(value: Any) -> Any:
 
 
 def holds_unknown(value: Any) -> bool:
-    """Whether a preview does not know all of the value."""
+    """Whether a part of the value is unknown in a preview."""
     if isinstance(value, dict):
         return any(holds_unknown(item) for item in value.values())
     if isinstance(value, list):

@@ -1,14 +1,14 @@
 """Plays a scenario: follows how far each VM is, and carries out the events at their moments.
 
-The cloud learns of a VM's life only what it serves: the names of the objects that the VM writes and
-the calls that it makes. `moments.MOMENTS` is the one table of them. Everything drawn comes from the
-scenario's seed and the ordinal of the boot, so that the same seed gives the same draws whatever
-else happens first.
+The cloud knows of a VM's life only what it serves: the names of the objects that the VM writes and
+the calls that it makes. `moments.MOMENTS` lists them. All random values come from the scenario's
+seed and the number of the boot, so that the same seed gives the same values whatever else happens
+first.
 
-    lives      the VMs that have been seen, and which the scenario is about
-    moments    what a request says about its VM
-    actions    what an event does
-    world      what happens by itself
+    lives      the VMs that the cloud has seen, and the scenario's target among them
+    moments    the requests that show how far a VM is
+    actions    the actions of events
+    world      the conditions that apply without an event
 """
 
 import asyncio
@@ -154,7 +154,7 @@ class ScenarioDirector:
             self._world.on_stopping(life)
 
     def notice(self, instance_id: str) -> tuple[float | None, float | None]:
-        """Seconds of notice and grace of a VM's preemption; None where a scenario does not set
+        """Seconds of notice and grace of a VM's preemption; None if a scenario does not set
         them."""
         life = self._lives.get(instance_id)
         return life.notice if life else (None, None)

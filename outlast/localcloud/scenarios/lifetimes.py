@@ -6,11 +6,11 @@ import random
 from outlast.localcloud.scenarios.scenario import Lifetimes
 
 LIVES = ((0.54, 0.78 * 3600.0), (0.46, 36.0 * 3600.0))
-"""(Share, mean seconds) of the lives of Spot VMs: a mixture of two exponential distributions.
+"""(Share, mean seconds) of the lifetimes of Spot VMs: a mixture of two exponential distributions.
 
-Fitted to 1442 lifetimes of preemptible VMs of Google's (Kadupitiya, Jadhao and Sharma, HPDC 2020,
-arXiv 1911.05160), those cut off by the limit of 24 hours, which Spot VMs do not have, taken as
-censored.
+Fitted to 1442 lifetimes of Google's preemptible VMs (Kadupitiya, Jadhao and Sharma, HPDC 2020,
+arXiv 1911.05160). Lifetimes that the limit of 24 hours ended count as censored, because Spot VMs
+have no such limit.
 """
 
 

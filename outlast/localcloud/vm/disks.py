@@ -19,18 +19,18 @@ FOLDERS = (
 )
 MODES = {"root": 0o700, "var/tmp": 0o1777}
 
-# A Unix socket's path has at most 107 bytes. Programs make sockets in TMPDIR; this is how long
-# such a name gets with Python's multiprocessing, which does not shorten it.
+# The path of a Unix socket has at most 107 bytes. Programs create sockets in TMPDIR; the text here
+# is as long as a name of Python's multiprocessing, which does not shorten it.
 LONGEST_ROOT = 107 - len("/var/lib/outlast/tmp/pymp-12345678/listener-12345678")
 
 
 def make_disk(folder: Path, machine: Machine) -> Path:
-    """Makes a VM's disk in a folder, from its image; the disk's root."""
+    """Creates a VM's disk in a folder, from its image; returns the disk's root. Raises OSError."""
     delete_folder(folder)
     root = folder / "root"
     folder.mkdir(parents=True)
     if len(os.fsencode(root)) > LONGEST_ROOT:
-        # The folder is the owner's alone; what is in it has a machine's own rights.
+        # Only the owner can read the folder; its content has a machine's normal modes.
         short = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY_PREFIX}{machine.id}-", dir="/tmp"))
         root.symlink_to(short / "r")
         root = short / "r"
@@ -38,7 +38,7 @@ def make_disk(folder: Path, machine: Machine) -> Path:
         images.unpack(machine.image, root)
     make_folders(root)
     hostname = root / "etc/hostname"
-    hostname.unlink(missing_ok=True)  # the image's may be a link
+    hostname.unlink(missing_ok=True)  # it may be a link in the image
     hostname.write_text(machine.name + "\n")
     python = root / "usr/local/bin/python3"
     python.unlink(missing_ok=True)
@@ -60,7 +60,7 @@ def make_disk(folder: Path, machine: Machine) -> Path:
 
 
 def make_folders(root: Path) -> None:
-    """A disk's folders, with the rights that they have on a machine. OSError if one is a link,
+    """Creates a disk's folders with their modes on a machine. Raises OSError if one is a link,
     which may lead off the disk: an image may come from another person."""
     root.mkdir(exist_ok=True)
     root.chmod(0o755)
@@ -77,7 +77,7 @@ def make_folders(root: Path) -> None:
 
 
 def plug_in_ssds(root: Path, count: int) -> None:
-    """Local SSDs as a system finds them that has just come up: by name, empty, not mounted."""
+    """Sets up local SSDs as a freshly booted system finds them: by name, empty, not mounted."""
     if not count:
         return
     for folder in ("dev/disk", "dev/md", "mnt", "proc/self"):
@@ -92,7 +92,7 @@ def plug_in_ssds(root: Path, count: int) -> None:
 
 
 def _link_tools(folder: Path, missing: Container[str]) -> None:
-    """A folder of what the system's own folders hold, but for the missing."""
+    """Fills a folder with links to the system's programs, except the missing ones."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in map(Path, SYSTEM_PATH.split(":")):
         for tool in path.iterdir() if path.is_dir() else ():
@@ -101,6 +101,6 @@ def _link_tools(folder: Path, missing: Container[str]) -> None:
 
 
 def delete_folder(folder: Path) -> None:
-    """Deletes a disk with its folder, and what of it lies elsewhere."""
+    """Deletes a disk with its folder, and its parts outside of it."""
     delete_disk(folder / "root")
     shutil.rmtree(folder, ignore_errors=True)

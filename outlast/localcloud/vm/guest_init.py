@@ -1,17 +1,17 @@
-"""Process 1 of a local VM: runs the startup script, adopts every orphan, ends with the cloud.
+"""Process 1 of a local VM: runs the startup script, adopts orphans, ends with the cloud.
 
     guest_init.py ROOT GRACE_SEC MEMORY_MB
 
-`hypervisor` starts it as a separate script, in the guest's environment; standard library only, for
-it must start in milliseconds. It reads one command a line on its standard input
-(`stop`, `stop GRACE_SEC`, `kill`) and on ROOT/run/initctl (`poweroff`, from the guest's own
-`poweroff`). It reports one word a line on its standard output (`running`, `stopping`). It ends when
-no process of the VM is left. The end of its input means that the cloud has gone: then it kills, and
-deletes the disk too.
+`hypervisor` starts it as a separate script, in the guest's environment. Standard library only,
+because it must start in milliseconds. It reads commands, one per line, from its standard input
+(`stop`, `stop GRACE_SEC`, `kill`) and from ROOT/run/initctl (`poweroff`, from the guest's own
+`poweroff`). It reports one word per line on its standard output (`running`, `stopping`). It ends
+when a stop or kill has left no process of the VM. The end of its input means that the cloud has
+ended: then it kills all processes and deletes the disk too.
 
-It also is the VM's limits, since the VM has no kernel to be them, and as control groups need
-rights that a person's account seldom has: it looks at what the VM's processes use, the more often
-the closer that comes, and kills as the kernel of a machine of this size would. MEMORY_MB 0: none.
+It also enforces the VM's limits: the VM has no kernel for that, and control groups need rights that
+an ordinary account seldom has. It checks the memory of the VM's processes, more often as they come
+closer to the limit, and kills as the kernel of a machine of this size would. MEMORY_MB 0: no limit.
 """
 
 import ctypes
@@ -32,25 +32,26 @@ METADATA_TRIES = 50
 METADATA_RETRY_SEC = 0.1
 SIGNAL_ROUND_SEC = 0.005
 
-# From a `poweroff` to the first signal: the command, and who called it, may still return.
+# Seconds from a `poweroff` to the first signal, so that the command and its caller can still
+# return.
 POWEROFF_DELAY_SEC = 0.1
 
-# How much faster memory can be filled than is worth looking for; the longest and the shortest look.
+# An upper bound of how fast memory fills, and the shortest and longest time between two looks.
 FILL_MB_PER_SEC = 4096
 LOOK_SEC = (0.05, 2.0)
 MAX_PROCESSES = 4096
 KERNEL = "kernel"
 
-# Names of folders outside a VM's own that belong to it.
+# Name prefix of a VM's folders in /tmp and in memory.
 TEMPORARY_PREFIX = "outlast-vm-"
 
 USERS = Path(__file__).with_name("guest_users.py")
 USER_ATTRIBUTE = "outlast-trainer-user"
-"""Is set if the VM has users beside root."""
+"""Attribute that is set if the VM has users besides root."""
 
 
 def descendants(pid: int) -> set[int]:
-    """Every process below `pid`, those that have ended but are not yet reaped left out."""
+    """Every process below `pid`, except ended ones that are not reaped yet."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (stat := read_stat(int(entry))) and stat[0] not in "ZX":
@@ -65,7 +66,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def read_stat(pid: int) -> tuple[str, int] | None:
-    """State letter and parent of a process; None once it has gone."""
+    """State letter and parent of a process; None if it no longer exists."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -75,15 +76,15 @@ def read_stat(pid: int) -> tuple[str, int] | None:
 
 
 def signal_all(pids: Iterable[int], number: int) -> None:
-    """Sends the signal to each that still exists."""
+    """Sends the signal to each process that still exists."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def freeze_all(find: Callable[[], set[int]]) -> set[int]:
-    """Stops every process that `find` finds; returns them. One may start another before its own
-    signal arrives: until no new one is found."""
+    """Stops every process that `find` returns; returns all of them. A process may start another one
+    before its signal arrives, so this repeats until no new one is found."""
     stopped: set[int] = set()
     while running := find() - stopped:
         signal_all(running, signal.SIGSTOP)
@@ -93,15 +94,15 @@ def freeze_all(find: Callable[[], set[int]]) -> set[int]:
 
 
 def kill_all(find: Callable[[], set[int]]) -> None:
-    """Kills every process that `find` finds, as a power cut does: at one moment. Were they killed
-    one by one, a parent would live to see its child die, and go on to write what it makes of it."""
+    """Kills every process that `find` returns at one moment, like a power cut. If they were killed
+    one by one, a parent could see its child's death and still write a reaction to it."""
     while frozen := freeze_all(find):
         signal_all(frozen, signal.SIGKILL)
         time.sleep(SIGNAL_ROUND_SEC)
 
 
 def resident_kb(pid: int) -> int:
-    """Memory that a process has, with all that it shares."""
+    """A process's memory in kB, including shared memory; 0 if unknown."""
     try:
         with open(f"/proc/{pid}/statm") as file:
             return int(file.read().split()[1]) * PAGE_KB
@@ -110,7 +111,7 @@ def resident_kb(pid: int) -> int:
 
 
 def used_kb(pids: Iterable[int]) -> int:
-    """Memory of processes together, each page once; slow, exact."""
+    """The exact memory of processes together in kB, each page counted once; slow."""
     used = 0
     for pid in pids:
         with suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
@@ -119,10 +120,10 @@ def used_kb(pids: Iterable[int]) -> int:
 
 
 def kill_largest(pids: Iterable[int]) -> tuple[int, str] | None:
-    """What the kernel does out of memory; its pid and words, None if there is nothing to kill.
+    """Kills the largest process, as the kernel does when memory is full. Returns its pid and the
+    kernel's message; None if there is none.
 
-    The victim has ended when this returns: memory is free only then.
-    """
+    The process has ended when this returns: only then is its memory free."""
     largest = max(pids, key=resident_kb, default=None)
     if largest is None:
         return None
@@ -139,7 +140,7 @@ def kill_largest(pids: Iterable[int]) -> tuple[int, str] | None:
 
 
 def delete_disk(root: Path) -> None:
-    """Deletes a VM's root folder, and what lies for it in memory and in /tmp."""
+    """Deletes a VM's root folder, and its folders in memory and in /tmp."""
     import shutil
 
     with suppress(OSError):
@@ -155,30 +156,30 @@ def delete_disk(root: Path) -> None:
 
 
 class Init:
-    """The one instance in this process."""
+    """The VM's first process."""
 
     def __init__(self, root: Path, grace_sec: float, memory_mb: int) -> None:
         self._root = root
         self._grace_sec = grace_sec
         self._memory_mb = memory_mb
         self._look_at = 0.0
-        """When to look at the limits again, monotonic."""
+        """Monotonic time of the next look at the limits."""
         self._script = 0
-        """Pid of the startup script; 0 when it has ended or never was."""
+        """Pid of the startup script; 0 if it has ended or never ran."""
         self._script_folder: Path | None = None
         self._term_at: float | None = None
-        """When a stop under way begins with its signal, monotonic."""
+        """Monotonic time at which the current stop sends its signal."""
         self._kill_at: float | None = None
-        """When a stop under way becomes a kill, monotonic."""
+        """Monotonic time at which the current stop kills."""
         self._orphaned = False
-        """Whether the cloud has gone, so that this process has to clean up."""
+        """Whether the cloud has ended, so that this process must clean up."""
         self._serial = os.open(
             root / "dev/ttyS0", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         )
 
     def run(self) -> None:
-        """The whole life of the VM."""
-        # Orphans of the guest become our children, so that none leaves the tree.
+        """Runs the VM until no process of it is left."""
+        # Orphans of the guest become children of this process, so that none leaves the tree.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
@@ -187,7 +188,7 @@ class Init:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         control = os.path.join(self._root, "run/initctl")
         os.mkfifo(control, 0o600)
-        # Open for writing too: so the pipe never ends, and a writer never waits for us.
+        # Opened for writing too, so that the pipe never ends and a writer never waits.
         requests = os.open(control, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
         self._set_system_state("running")
@@ -230,7 +231,7 @@ class Init:
             delete_disk(self._root)
 
     def _hold_limits(self) -> float:
-        """Kills what is above the VM's limits; seconds until the next look."""
+        """Kills processes above the VM's limits; returns the seconds until the next look."""
         below = descendants(os.getpid())
         if len(below) > MAX_PROCESSES:
             youngest = sorted(below, key=_start_time)[MAX_PROCESSES:]
@@ -239,7 +240,7 @@ class Init:
             return LOOK_SEC[0]
         if not self._memory_mb:
             return LOOK_SEC[1]
-        used_mb = sum(map(resident_kb, below)) / 1024  # what is shared counts more than once
+        used_mb = sum(map(resident_kb, below)) / 1024  # counts shared memory more than once
         if used_mb > self._memory_mb:
             used_mb = used_kb(below) / 1024
         if used_mb > self._memory_mb and (killed := kill_largest(below)):
@@ -248,7 +249,8 @@ class Init:
         return min(max(left_sec, LOOK_SEC[0]), LOOK_SEC[1])
 
     def _start_script(self) -> None:
-        """What the guest agent does: the attribute to a file, the file to bash."""
+        """Runs the startup script as the guest agent does: writes the attribute to a file, and
+        starts it with bash."""
         try:
             attributes = self._attributes()
         except OSError as error:
@@ -284,13 +286,13 @@ class Init:
         os.close(null)
 
     def _places(self) -> list[str]:
-        """What the VM's other users must reach: its disk and memory, and what it runs."""
+        """The paths that the VM's other users must reach: its disk, its memory and its programs."""
         links = (self._root / "dev/shm", self._root / "opt/outlast")
         places = (self._root, *(link for link in links if link.exists()), sys.executable, USERS)
         return [str(place) for place in places]
 
     def _attributes(self) -> dict[str, str]:
-        """The VM's attributes, from its metadata server."""
+        """Reads the VM's attributes from its metadata server. Raises OSError."""
         import http.client
         import json
 
@@ -316,7 +318,7 @@ class Init:
         raise AssertionError("unreachable")
 
     def _stop(self, delay_sec: float, grace_sec: float) -> None:
-        """Begins to go down: SIGTERM to everything, SIGKILL when the grace has passed."""
+        """Starts a shutdown: SIGTERM to every process, and SIGKILL after the grace period."""
         if self._kill_at is not None:
             return
         self._term_at = time.monotonic() + delay_sec
@@ -326,7 +328,7 @@ class Init:
         self._log("System is going down.")
 
     def _reap(self) -> bool:
-        """Collects what has ended; True if no process is left."""
+        """Reaps ended processes; returns whether no process is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -366,7 +368,7 @@ class Init:
         file.with_suffix(".new").replace(file)
 
     def _report(self, word: str) -> None:
-        with suppress(OSError):  # the cloud has gone; the end of our input will say so
+        with suppress(OSError):  # the cloud has ended, and so will the input
             os.write(1, f"{word}\n".encode())
 
     def _log(self, text: str, who: str = "google_metadata_script_runner") -> None:
@@ -374,7 +376,7 @@ class Init:
 
 
 def _start_time(pid: int) -> int:
-    """Of a process, in ticks; one that has gone counts as the first."""
+    """The start time of a process in ticks; 0 if it no longer exists."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])
@@ -383,8 +385,8 @@ def _start_time(pid: int) -> int:
 
 
 def main() -> None:
-    """Runs as the VM's first process until the VM has gone."""
-    os.umask(0o022)  # a machine's own, not that of the one who serves the local cloud
+    """Runs as the VM's first process until the VM has ended."""
+    os.umask(0o022)  # a machine's default, not that of the cloud's owner
     Init(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])).run()
 
 

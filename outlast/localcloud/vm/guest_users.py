@@ -2,10 +2,10 @@
 
     guest_users.py PATH … -- COMMAND …
 
-The disk lies in folders of the cloud's owner that no other user may search, and so it stays for the
-rest of the machine. In a mount namespace for the VM each such folder on the way to a PATH can be
-searched, and holds what it held, with the same rights. Needs root; without the right to a namespace
-the command is started all the same. Standard library only: it must start in milliseconds.
+The disk is in folders of the cloud's owner that no other user may search, and that stays so for the
+rest of the machine. In a mount namespace for the VM, each such folder above a PATH can be searched,
+with the same content and modes. Needs root; without the right to create a namespace the command is
+started anyway. Standard library only, because it must start in milliseconds.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
 
 
 def reach(paths: list[str]) -> None:
-    """Opens the ways to the paths, in a new namespace. OSError if the kernel refuses."""
+    """Makes the paths reachable in a new namespace. Raises OSError if the kernel refuses."""
     _checked(_libc().unshare(CLONE_NEWNS), "unshare")
     _mount("none", "/", "", MS_REC | MS_PRIVATE)
     for path in paths:
@@ -68,7 +68,7 @@ def _checked(result: int, what: str) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Becomes the command."""
+    """Replaces this process with the command."""
     split = argv.index("--")
     try:
         reach(argv[:split])

@@ -1,9 +1,8 @@
 """The hypervisor: a VM is a process tree with its own root folder.
 
-Each boot starts `guest_init.py` as the tree's first process, in an environment made from nothing.
-Every process of a VM is below that one, or carries the boot's token in its environment; so none
-outlives its VM, however it was started.
-"""
+Each boot starts `guest_init.py` as the tree's first process, with a new environment. Every process
+of a VM is below that process, or has the boot's token in its environment. So none outlives its VM,
+however it was started."""
 
 import asyncio
 import re
@@ -54,14 +53,14 @@ SHIMS = Path(__file__).with_name("shims")
 BROKEN_DRIVER = SHIMS / "broken-driver"
 DRIVER = SHIMS / "driver"
 PROHIBITED = re.compile(r"^-4 prohibit .*\buidrange (\d+)-(\d+) to 169\.254\.169\.254 ipproto tcp$")
-"""A line of the rules of `shims/ip`."""
+"""A rule that `shims/ip` records."""
 
 INIT_EXIT_SEC = 5.0
 
 
 @dataclass
 class Guest:
-    """A VM that has a disk; a process only between boot and exit."""
+    """A VM that has a disk; it has a process only between boot and exit."""
 
     machine: Machine
     root: Path
@@ -74,17 +73,18 @@ class Guest:
     started: float = 0.0
     preemption: asyncio.Task[None] | None = None
     discarded: bool = False
-    """The platform has given it up while it still runs; its disk goes when it exits."""
+    """Whether the platform has discarded it while it runs; then its disk is deleted when it
+    exits."""
     exited: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def pid(self) -> int | None:
-        """Of the VM's first process while there is one."""
+        """Pid of the VM's first process; None if it has none."""
         return self.process.pid if self.process else None
 
 
 class Hypervisor:
-    """The VMs of one local cloud. All calls on one asyncio loop."""
+    """The VMs of one local cloud. All calls must be on one asyncio loop."""
 
     def __init__(
         self,
@@ -95,8 +95,8 @@ class Hypervisor:
         grace_sec: float,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Disks are under `folder`/vms, serial output is kept in `folder`/serial. `report` gets
-        (instance id, what happened, why it failed), `failed` what the hypervisor itself fails of;
+        """Disks are under `folder`/vms, serial output under `folder`/serial. `report` gets
+        (instance id, event, reason of a failure); `failed` gets errors of the hypervisor itself.
         `environment` is added to every guest's."""
         self._vms = folder / "vms"
         self._serials = folder / "serial"
@@ -118,7 +118,7 @@ class Hypervisor:
     # Commands of the model
 
     async def boot(self, machine: Machine, *, new_disk: bool = True) -> None:
-        """Starts the VM; reports `running`, or `failed` if it could not be started."""
+        """Boots the VM; reports `running`, or `failed` if that is impossible."""
         guest = self._guests.get(machine.id)
         try:
             if guest is None or new_disk:
@@ -132,13 +132,14 @@ class Hypervisor:
             self._report(machine.id, "failed", f"The VM could not be booted: {error}")
 
     async def stop(self, instance_id: str, grace_sec: float | None = None) -> None:
-        """Asks the VM's system to go down; it is cut off after the grace."""
+        """Asks the VM's system to stop; it is killed after the grace period."""
         self._tell(instance_id, "stop" if grace_sec is None else f"stop {grace_sec}")
 
     async def preempt(
         self, instance_id: str, notice_sec: float | None = None, grace_sec: float | None = None
     ) -> None:
-        """Raises the flag, then stops the VM after its notice; returns at the flag."""
+        """Sets the `preempted` flag, and stops the VM after its notice; returns once the flag is
+        set."""
         guest = self._guests.get(instance_id)
         if guest is None or guest.process is None or guest.preemption:
             return
@@ -149,7 +150,7 @@ class Hypervisor:
         )
 
     async def kill(self, instance_id: str) -> None:
-        """The VM's host vanishes: no process of it runs when this returns."""
+        """Kills the VM, as if its host vanished: no process of it runs when this returns."""
         guest = self._guests.get(instance_id)
         if guest is None or guest.process is None:
             return
@@ -163,7 +164,7 @@ class Hypervisor:
             await exited.wait()
 
     async def discard(self, instance_id: str) -> None:
-        """Deletes the disk of a VM, of one that still runs when it has exited."""
+        """Deletes the disk of a VM; if it still runs, after its exit."""
         guest = self._guests.get(instance_id)
         if guest is None:
             return
@@ -173,8 +174,8 @@ class Hypervisor:
             self._background.begin(asyncio.to_thread(delete_folder, self._vms / instance_id))
 
     async def bake(self, instance_id: str, folder: Path) -> None:
-        """Makes `folder` an image of a VM's disk; a VM that runs stands still meanwhile.
-        KeyError: no such disk; OSError: it cannot be copied."""
+        """Creates in `folder` an image of a VM's disk; a running VM is frozen in the meantime.
+        Raises KeyError if there is no such disk, OSError if it cannot be copied."""
         guest = self._guests[instance_id]
         runs = guest.process is not None
         if runs:
@@ -186,7 +187,7 @@ class Hypervisor:
                 await self.thaw(instance_id)
 
     def signal(self, instance_id: str, pattern: str, number: int) -> int:
-        """Sends a signal to the VM's processes whose command line matches; how many they are."""
+        """Sends a signal to the VM's processes whose command line matches; returns their number."""
         guest = self._guests.get(instance_id)
         if guest is None or guest.process is None:
             return 0
@@ -196,8 +197,8 @@ class Hypervisor:
         return len(meant)
 
     async def out_of_memory(self, instance_id: str) -> int:
-        """The VM's kernel finds no memory: its largest process is killed, and the VM keeps running.
-        The pid, 0 if none ran."""
+        """Kills the VM's largest process, as its kernel does when memory is full; the VM keeps
+        running. Returns the pid, 0 if there was none."""
         guest = self._guests.get(instance_id)
         if guest is None or guest.process is None or guest.serial is None:
             return 0
@@ -210,8 +211,7 @@ class Hypervisor:
         return killed[0]
 
     async def freeze(self, instance_id: str) -> None:
-        """Stops every process of the VM in its tracks: none of them comes back from the call of the
-        system that it is in."""
+        """Freezes every process of the VM: none returns from its current system call."""
         guest = self._guests.get(instance_id)
         if guest and guest.process:
             await asyncio.to_thread(
@@ -225,8 +225,8 @@ class Hypervisor:
             signal_all(processes_below(guest.process.pid, guest.token), signal.SIGCONT)
 
     async def withdraw_address(self, instance_id: str) -> None:
-        """Cuts the VM off from its address, which a successor is about to have. The
-        loopback has no routes to change: processes of the VM that listen there are ended."""
+        """Takes the VM's address from it, which a successor is about to get. The loopback has no
+        routes to change, so processes of the VM that listen on it are killed."""
         guest = self._guests.get(instance_id)
         if guest is None or guest.process is None:
             return
@@ -250,14 +250,15 @@ class Hypervisor:
             await self.discard(instance_id)
         await self._background.rest()
 
-    # What is known
+    # State
 
     def holder(self, access_token: str) -> Machine | None:
-        """The VM that got this token from its metadata server; its death does not end the token."""
+        """The VM that got this token from its metadata server, even if it has ended; None if there
+        is none."""
         return self._holders.get(access_token)
 
     def sender(self, inode: int) -> Machine | None:
-        """The VM of which a process has this socket open; None: none of them."""
+        """The VM with a process that has this socket open; None if there is none."""
         pids = {i: guest.pid for i, guest in self._guests.items() if guest.pid}
         for instance_id, pid in pids.items():
             if has_open({pid, *descendants(pid)}, inode):
@@ -265,20 +266,20 @@ class Hypervisor:
         return None
 
     def guest(self, instance_id: str) -> Guest | None:
-        """The VM, if it has a disk."""
+        """The VM if it has a disk, else None."""
         return self._guests.get(instance_id)
 
     def boots(self, name: str) -> int:
-        """How often a VM of this name was started."""
+        """The number of boots of VMs with this name."""
         return self._boots.get(name, 0)
 
     def serial(self, name: str) -> Path | None:
-        """The serial output of the last boot under this name."""
+        """The file with the serial output of the last boot with this name; None without one."""
         number = self._boots.get(name, 0)
         return self._serials / f"{name}-{number}.log" if number else None
 
     def pids(self, instance_id: str | None = None) -> list[int]:
-        """Every live process of a VM, or of all of them."""
+        """The pids of every live process of one VM, or of all VMs."""
         found: set[int] = set()
         for guest in self._guests.values():
             if guest.process and instance_id in (None, guest.machine.id):
@@ -289,7 +290,7 @@ class Hypervisor:
 
     async def _power_on(self, guest: Guest) -> None:
         root, machine = guest.root, guest.machine
-        # What lives in memory does not survive a boot.
+        # Files in memory do not survive a boot.
         shutil.rmtree(root / "run")
         (root / "run").mkdir()
         (root / "run").chmod(0o755)
@@ -337,7 +338,7 @@ class Hypervisor:
         self._background.begin(self._watch(guest, guest.process))
 
     async def _watch(self, guest: Guest, process: asyncio.subprocess.Process) -> None:
-        """Passes on what the VM's first process says, until it has gone."""
+        """Passes on the reports of the VM's first process until it has ended."""
         assert process.stdout
         async for line in process.stdout:
             word = line.strip()
@@ -346,7 +347,7 @@ class Hypervisor:
             elif word == b"stopping":
                 self._report(guest.machine.id, "stopping", "")
         await process.wait()
-        # The first process leaves nothing behind, unless it was killed itself.
+        # The first process leaves no process behind, unless it was killed itself.
         await asyncio.to_thread(kill_all, partial(holders_of, guest.token))
         await self._power_off(guest)
         if guest.discarded:
@@ -371,7 +372,7 @@ class Hypervisor:
     def _tell(self, instance_id: str, word: str) -> None:
         guest = self._guests.get(instance_id)
         if guest and guest.process and guest.process.stdin:
-            with suppress(OSError, RuntimeError):  # it is ending by itself
+            with suppress(OSError, RuntimeError):  # it is already ending
                 guest.process.stdin.write(f"{word}\n".encode())
 
 
@@ -395,7 +396,7 @@ def _environment(guest: Guest, more: Mapping[str, str]) -> dict[str, str]:
         "OUTLAST_VM_GPUS": str(guest.machine.gpus),
         "OUTLAST_ROOT": root,
         "GCE_METADATA_HOST": guest.server.host,
-        "GCE_METADATA_IP": guest.server.host,  # what Google's client asks if it is on GCE
+        "GCE_METADATA_IP": guest.server.host,  # Google's client uses it to detect GCE
         "METADATA_BASE": f"http://{guest.server.host}/computeMetadata/v1",
         **more,
         TOKEN_VARIABLE: guest.token,
@@ -403,16 +404,16 @@ def _environment(guest: Guest, more: Mapping[str, str]) -> dict[str, str]:
 
 
 def _sweep(vms: Path) -> None:
-    """Ends and deletes what a local cloud that was killed has left."""
+    """Kills the processes and deletes the disks that a killed local cloud has left."""
     for folder in vms.iterdir():
-        if folder.name.isdigit():  # an instance's id; anything else is not ours
+        if folder.name.isdigit():  # an instance's id; other folders are not a VM's
             with suppress(OSError):
                 kill_all(partial(trees_of, (folder / TOKEN_FILE).read_text()))
             delete_folder(folder)
 
 
 def _cut_off(root: Path) -> set[int]:
-    """The users whose packages a VM's own rules keep from the metadata server."""
+    """The ids of users that a VM's own rules block from the metadata server."""
     try:
         rules = (root / "run/ip-rules").read_text().splitlines()
     except FileNotFoundError:

@@ -1,10 +1,9 @@
-"""Images: a VM's disk as a folder that other VMs' disks begin with.
+"""Images: copies of a VM's disk from which other VMs' disks start.
 
-A folder that is an image holds the disk's files under `disk`, and `image.json`. On Compute Engine
-the root of every VM is `/`; here each has another one. So the files that name the root of the VM
-that was baked (interpreters of scripts, a virtual environment's settings, links) are listed once,
-when the image is made, and name the root of the VM that boots from it.
-"""
+The folder of an image has the disk's files under `disk`, and `image.json`. On Compute Engine the
+root of every VM is `/`; here each VM has a different one. So the files that contain the root of the
+baked VM (interpreters of scripts, settings of a virtual environment, links) are listed when the
+image is created, and get the root of the VM that boots from it."""
 
 import json
 import os
@@ -15,18 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 DISK, RECORD = "disk", "image.json"
-# What is in memory on a real VM, or made new at each boot.
+# Folders that are in memory on a real VM, or recreated at each boot.
 NOT_ON_DISK = {"dev", "proc", "run", "tmp"}
 LONGEST_TEXT = 1 << 20
 
 
 def is_baked(folder: Path) -> bool:
-    """Whether the folder is an image that `bake` has made."""
+    """Whether the folder is an image from `bake`."""
     return (folder / RECORD).exists()
 
 
 def bake(root: Path, folder: Path) -> None:
-    """Makes `folder` an image of a disk; it is whole or is not there."""
+    """Creates in `folder` an image of a disk, completely or not at all. Raises OSError."""
     draft = folder.with_name(f".{folder.name}.new")
     for old in (draft, folder):
         shutil.rmtree(old, ignore_errors=True)
@@ -38,7 +37,7 @@ def bake(root: Path, folder: Path) -> None:
 
 
 def unpack(folder: Path, root: Path) -> None:
-    """Gives a disk all that the image holds; `root` may exist."""
+    """Copies the image to a disk; `root` may exist. Raises OSError."""
     root.mkdir(parents=True, exist_ok=True)
     _copy(folder / DISK, root, set())
     record = json.loads((folder / RECORD).read_bytes())
@@ -46,7 +45,7 @@ def unpack(folder: Path, root: Path) -> None:
     top = os.path.realpath(root)
     for name in record["names_root"]:
         path = root / name
-        # The folder may be a stranger's: what its record names must lie on the new disk.
+        # The folder may come from another person: the names in its record must be on the new disk.
         parent = os.path.realpath(path.parent)
         if not f"{parent}/".startswith(f"{top}/") or path.name in ("", ".."):
             raise OSError(f"{folder / RECORD}: {name!r} does not lie on the image's disk")
@@ -55,12 +54,13 @@ def unpack(folder: Path, root: Path) -> None:
             path.unlink()
             path.symlink_to(target)
         else:
-            # In place: it keeps its mode.
+            # Written in place, so that it keeps its mode.
             path.write_bytes(path.read_bytes().replace(old.encode(), new.encode()))
 
 
 def _copy(source: Path, target: Path, without: set[str]) -> None:
-    """Copies what is in a folder with modes, times and links; shares blocks if it can."""
+    """Copies a folder's content with modes, times and links; shares blocks if possible. Raises
+    OSError."""
     entries = [str(entry) for entry in source.iterdir() if entry.name not in without]
     if not entries:
         return
@@ -71,7 +71,7 @@ def _copy(source: Path, target: Path, without: set[str]) -> None:
 
 
 def _naming(disk: Path, root: str) -> Iterator[str]:
-    """The text files and links on a disk that name its VM's root."""
+    """Yields the text files and links on a disk that contain its VM's root."""
     for folder, folders, files in os.walk(disk):
         for path in (Path(folder, name) for name in (*folders, *files)):
             if path.is_symlink():

@@ -1,4 +1,4 @@
-"""What a VM is made of, and what its hypervisor reports."""
+"""The description of a VM, and the reports of its hypervisor."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ Report = Callable[[str, Literal["running", "stopping", "exited", "failed"], str]
 
 @dataclass(frozen=True)
 class Machine:
-    """What a VM is made of."""
+    """The description of a VM."""
 
     id: str
     name: str
     values: Mapping[str, Value]
-    """Of its metadata server, attributes included."""
+    """Values of its metadata server, including attributes."""
     image: Path | None = None
     """The folder that its boot disk starts from; None: an empty disk."""
     notice_sec: float = 0.0
-    """From the `preempted` flag to the stop."""
+    """Seconds from the `preempted` flag to the stop."""
     memory_mb: int = 0
-    """Above it the largest process is killed; 0: no limit."""
+    """Limit of its memory, above which the largest process is killed; 0: no limit."""
     missing_tools: tuple[str, ...] = ()
-    """Programs of the system that the VM does not have."""
+    """Programs of the system that the VM lacks."""
     driver_fails: bool = False
-    """Whether `nvidia-smi` says that it cannot reach the driver."""
+    """Whether `nvidia-smi` reports that it cannot reach the driver."""
     gpus: int = 0
     """GPUs that its `nvidia-smi` lists."""
     local_ssds: int = 0
-    """Empty at each boot."""
+    """Number of local SSDs, empty at each boot."""
     trouble: Trouble | None = None
-    """What its metadata server does before it answers as it should."""
+    """Faults of its metadata server before it answers normally."""

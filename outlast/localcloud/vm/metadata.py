@@ -1,9 +1,8 @@
 """The metadata server: one for each VM, on its own loopback port.
 
 A tree of values with the paths of the real one. Readers may wait for a change (`wait_for_change`,
-`last_etag`, `timeout_sec`). Every server has its own threads, so that a guest is answered
-whatever the rest of the cloud is doing.
-"""
+`last_etag`, `timeout_sec`). Every server has its own threads, so that a guest gets answers whatever
+the rest of the cloud does."""
 
 import hashlib
 import json
@@ -31,13 +30,13 @@ READ_TIMEOUT_SEC = 600.0
 TOKEN_SEC = 3599
 NAMES = ("127.0.0.1", "localhost")
 ALIASES = ("metadata.google.internal", "metadata.google.internal.", "metadata", "169.254.169.254")
-"""As guests know it on Google's; a client that sends one of them may leave out the port."""
+"""Its names on Google's VMs; a client that sends one of them may leave out the port."""
 LONGEST_WAIT_SEC = 3600.0
 POLL_SEC = 0.05
 
 
 class Answer(NamedTuple):
-    """What a reader gets."""
+    """The answer for a reader."""
 
     status: int
     body: str
@@ -46,7 +45,7 @@ class Answer(NamedTuple):
 
 
 class Tree:
-    """The values of one VM by path (`instance/id`); safe for many threads."""
+    """The values of one VM by path (`instance/id`). Safe to share between threads."""
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values: dict[str, Value] = dict(values)
@@ -54,32 +53,32 @@ class Tree:
         self._closed = False
 
     def set(self, path: str, value: Value) -> None:
-        """Gives a path a value and wakes who waits for it."""
+        """Sets the value of a path, and wakes readers that wait."""
         with self._changed:
             self._values[path] = value
             self._changed.notify_all()
 
     def delete(self, path: str) -> bool:
-        """Takes a path away; False if it was not there."""
+        """Deletes a path; returns whether it existed."""
         with self._changed:
             found = self._values.pop(path, None) is not None
             self._changed.notify_all()
         return found
 
     def replace(self, folder: str, values: Mapping[str, Value]) -> None:
-        """Gives a folder (`instance/attributes/`) exactly these values."""
+        """Replaces all values of a folder (`instance/attributes/`)."""
         with self._changed:
             kept = {k: v for k, v in self._values.items() if not k.startswith(folder)}
             self._values = {**kept, **{folder + key: value for key, value in values.items()}}
             self._changed.notify_all()
 
     def value(self, path: str) -> Value | None:
-        """One value; None if there is none."""
+        """The value of a path; None if it does not exist."""
         with self._changed:
             return self._values.get(path)
 
     def items(self, folder: str) -> dict[str, Value]:
-        """The values below a folder, by their path in it."""
+        """The values below a folder, by their relative path."""
         with self._changed:
             return {k[len(folder) :]: v for k, v in self._values.items() if k.startswith(folder)}
 
@@ -97,10 +96,10 @@ class Tree:
         last_etag: str | None = None,
         timeout_sec: float = LONGEST_WAIT_SEC,
     ) -> Answer:
-        """As `read`, but not before the answer differs from the one that the etag names.
+        """Like `read`, but waits until the answer differs from the one with the etag.
 
-        Without an etag, from the one at this moment. When the time is up: the answer as it is.
-        """
+        Without an etag, it waits for a change from now on. After the timeout it returns the current
+        answer."""
         deadline = time.monotonic() + timeout_sec
         with self._changed:
             answer = self._read(path, recursive, alt)
@@ -116,12 +115,12 @@ class Tree:
             return answer
 
     def open(self) -> None:
-        """Lets readers wait, again after `close`."""
+        """Lets readers wait, also after a `close`."""
         with self._changed:
             self._closed = False
 
     def close(self) -> None:
-        """Sends all who wait home."""
+        """Ends all waits."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -161,7 +160,7 @@ def _text(value: Value) -> str:
 
 
 def _nested(values: Mapping[str, Value], folder: str) -> Any:
-    """Values as the recursive JSON has them: camelCase names, numbered folders as lists."""
+    """Values in the form of the recursive JSON: camelCase names, numbered folders as lists."""
     nested: dict[str, Any] = {}
     for key, value in values.items():
         at = nested
@@ -192,7 +191,7 @@ def _camel(name: str) -> str:
 
 
 class Trouble:
-    """What a metadata server does before it answers as it should."""
+    """Faults of a metadata server before it answers normally."""
 
     def __init__(self, late_sec: float = 0.0, status: int = 0, count: int = 0) -> None:
         """Closes connections without an answer for the first `late_sec`; then answers `count`
@@ -204,11 +203,12 @@ class Trouble:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """The VM boots now."""
+        """Starts the delay; called at boot."""
         self._until = time.monotonic() + self._late_sec
 
     def answer(self) -> Answer | None:
-        """What a request gets instead of its answer; status 0: nothing at all."""
+        """The faulty answer for a request; None if it gets its normal one, status 0 if it gets
+        none."""
         if time.monotonic() < self._until:
             return Answer(0, "")
         with self._lock:
@@ -229,9 +229,9 @@ class Server:
         trouble: Trouble | None = None,
         cut_off: Callable[[], Collection[int]] = frozenset,
     ) -> None:
-        """`token` gives the access token of the VM's service account; `admits` says of the socket
-        with an inode whether a process of the VM has it open; `cut_off` gives the users whose
-        packages the VM itself does not let through."""
+        """`token` returns the access token of the VM's service account. `admits` returns whether a
+        process of the VM has the socket of an inode open. `cut_off` returns the ids of users that
+        the VM itself blocks."""
         self._trouble = trouble or Trouble()
         self._trouble.begin()
         self.tree = tree
@@ -325,7 +325,8 @@ class Server:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            # An answer's head and body are two writes; a reader must not wait for its own ack.
+            # An answer's head and body are two writes; with Nagle's algorithm, a reader would wait
+            # for its own ack.
             disable_nagle_algorithm = True
             timeout = READ_TIMEOUT_SEC
             admitted = False
@@ -350,13 +351,13 @@ class Server:
             def answer(self) -> Answer:
                 length = self.headers.get("Content-Length") or "0"
                 if not (length.isascii() and length.isdigit()) or int(length) > MAX_BODY_BYTES:
-                    self.close_connection = True  # what follows on it could be a body
+                    self.close_connection = True  # the next bytes could be a body
                     return Answer(400, f"Content-Length: must be at most {MAX_BODY_BYTES}.\n")
                 body = self.rfile.read(int(length))
                 if len(body) < int(length):
                     self.close_connection = True
                     return Answer(400, "The body is shorter than its Content-Length.\n")
-                if not self.admitted:  # once a connection
+                if not self.admitted:  # once for each connection
                     far = far_end(self.request)
                     self.admitted = far is not None and server._admits(far.inode)
                 if not self.admitted:
@@ -382,10 +383,10 @@ class Server:
                 try:
                     super().handle()
                 except (ConnectionError, TimeoutError):
-                    self.close_connection = True  # the guest has gone
+                    self.close_connection = True  # the guest has disconnected
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing: a guest asks many times a second."""
+                """Logs nothing: a guest sends many requests a second."""
 
         return Handler
 
@@ -402,7 +403,7 @@ def vm_values(
     image: str,
     address: str = "127.0.0.1",
 ) -> dict[str, Value]:
-    """The values of a VM of these properties (an API InstanceProperties), but for attributes."""
+    """The values of a VM of these properties (an API InstanceProperties), without attributes."""
     scheduling = properties.get("scheduling") or {}
     spot = scheduling.get("provisioningModel") == "SPOT" or scheduling.get("preemptible")
     machine_type = str(properties.get("machineType") or "").rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""VMs without processes: they boot and stop at once. For the platform's own figures."""
+"""VMs without processes, which boot and stop at once: for measurements of the platform alone."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,22 +8,22 @@ from outlast.localcloud.vm.machine import Machine, Report
 
 
 class NoGuests:
-    """Takes the place of `outlast.localcloud.vm.hypervisor.Hypervisor`."""
+    """Replaces `outlast.localcloud.vm.hypervisor.Hypervisor`."""
 
     def __init__(self, report: Report) -> None:
-        """`report` gets (instance id, what happened, why it failed)."""
+        """`report` gets (instance id, event, reason of a failure)."""
         self._report = report
         self._boots: dict[str, int] = {}
         self._on: set[str] = set()
 
     async def boot(self, machine: Machine, *, new_disk: bool = True) -> None:
-        """It runs."""
+        """Reports `running` at once."""
         self._boots[machine.name] = self.boots(machine.name) + 1
         self._on.add(machine.id)
         self._report(machine.id, "running", "")
 
     async def stop(self, instance_id: str) -> None:
-        """It has stopped."""
+        """Reports `stopping` and `exited` at once."""
         if instance_id in self._on:
             self._report(instance_id, "stopping", "")
             await self.kill(instance_id)
@@ -31,62 +31,62 @@ class NoGuests:
     async def preempt(
         self, instance_id: str, notice_sec: float | None = None, grace_sec: float | None = None
     ) -> None:
-        """Without a notice."""
+        """Stops the VM, without a notice."""
         await self.stop(instance_id)
 
     async def kill(self, instance_id: str) -> None:
-        """It is gone."""
+        """Reports `exited` at once."""
         if instance_id in self._on:
             self._on.remove(instance_id)
             self._report(instance_id, "exited", "")
 
     async def discard(self, instance_id: str) -> None:
-        """There is no disk."""
+        """Does nothing: there is no disk."""
 
     async def freeze(self, instance_id: str) -> None:
-        """Nothing runs."""
+        """Does nothing: there is no process."""
 
     async def withdraw_address(self, instance_id: str) -> None:
         """Does nothing: there is no listener."""
 
     async def thaw(self, instance_id: str) -> None:
-        """Nothing runs."""
+        """Does nothing: there is no process."""
 
     def signal(self, instance_id: str, pattern: str, number: int) -> int:
-        """Nothing runs."""
+        """Does nothing: there is no process."""
         return 0
 
     async def out_of_memory(self, instance_id: str) -> int:
-        """Nothing runs."""
+        """Does nothing: there is no process."""
         return 0
 
     def set_attributes(self, instance_id: str, attributes: Mapping[str, str]) -> None:
         """Does nothing: there is no reader."""
 
     async def close(self) -> None:
-        """Nothing is left."""
+        """Forgets the VMs."""
         self._on.clear()
 
     def holder(self, access_token: str) -> Machine | None:
-        """There are no tokens."""
+        """Always None: there are no tokens."""
         return None
 
     def sender(self, inode: int) -> Machine | None:
-        """No VM sends anything."""
+        """Always None: no VM sends requests."""
         return None
 
     def guest(self, instance_id: str) -> Guest | None:
-        """There is none."""
+        """Always None."""
         return None
 
     def boots(self, name: str) -> int:
-        """How often a VM of this name was started."""
+        """The number of boots of VMs with this name."""
         return self._boots.get(name, 0)
 
     def serial(self, name: str) -> Path | None:
-        """There is no writer."""
+        """Always None: there is no serial output."""
         return None
 
     def pids(self, instance_id: str | None = None) -> list[int]:
-        """There are none."""
+        """Always empty."""
         return []

@@ -1,4 +1,4 @@
-"""The processes of VMs: found below a VM's first process, or by the token that they carry."""
+"""Finds the processes of VMs: those below a VM's first process, and those with its token."""
 
 import os
 from contextlib import suppress
@@ -10,7 +10,7 @@ TOKEN_VARIABLE = "OUTLAST_VM_TOKEN"
 
 
 def processes_below(pid: int, token: str) -> set[int]:
-    """Every process of a VM but its first."""
+    """Every process of a VM except its first one."""
     return (descendants(pid) | holders_of(token)) - {pid}
 
 
@@ -28,13 +28,13 @@ def holders_of(token: str) -> set[int]:
 
 
 def trees_of(token: str) -> set[int]:
-    """Who has the token, with all below them: the first process of a VM is one."""
+    """The processes with the token, and all processes below them; a VM's first process has it."""
     holders = holders_of(token)
     return holders.union(*map(descendants, holders))
 
 
 def command_line(pid: int) -> str:
-    """The words of a process; empty if it has gone."""
+    """The command line of a process; empty if it no longer exists."""
     try:
         return (
             Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

@@ -4,12 +4,13 @@ import os
 from pathlib import Path
 
 SERIAL_BYTES = 1 << 20
-"""Of serial output that the platform keeps."""
+"""Bytes of serial output that the platform keeps."""
 
 
 def read_serial(file: Path, start: int) -> tuple[bytes, int, int]:
-    """Serial output from a byte on, below 0 from so many before the end: (bytes, the first one's
-    number, the number after the last). What is older than the buffer has gone."""
+    """Reads serial output from the byte `start`; a negative one counts from the end. Returns
+    (bytes, number of the first byte, number after the last). Only the last SERIAL_BYTES are
+    kept."""
     with file.open("rb") as serial:
         end = serial.seek(0, os.SEEK_END)
         first = max(end + start if start < 0 else start, end - SERIAL_BYTES, 0)

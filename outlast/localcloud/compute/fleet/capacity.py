@@ -82,7 +82,7 @@ class Capacity:
         to_at: float = math.inf,
         applies: Applies = everything,
     ) -> None:
-        """Limits a zone to so many VMs for a time; those that exist count."""
+        """Limits a zone to `vms` VMs between two times; VMs that exist count."""
         self._windows.append(Limit(VMS, vms, zone, from_at, to_at, applies))
 
     def limit(

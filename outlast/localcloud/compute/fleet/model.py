@@ -291,7 +291,7 @@ class Member:
     smaller group."""
     health: str = UNKNOWN
     streak: int = 0
-    """Number of equal results in a row: positive for good ones, negative for bad ones."""
+    """Number of equal results in a row: positive if healthy, negative if not."""
     verify_until: float | None = None
     """End of the initial delay; None once it has passed or the VM was healthy."""
     errors: list[dict[str, Any]] = field(default_factory=list)
