@@ -1,10 +1,10 @@
 #!/bin/bash
 #
-# Bakes an image, as root, once, started by the guest agent as the builder's `startup-script`:
-# installs what the recipe names under /opt/outlast, removes what belongs to this machine alone,
-# reports the outcome, and waits to be stopped. The disk then becomes the image. The VM keeps
-# running because a stopped one would keep its disk forever if no bake came back; a running one is
-# deleted at its limit, with its disk.
+# Bakes an image. The guest agent starts it once, as root, as the builder's `startup-script`. It
+# installs the recipe's parts under /opt/outlast, removes everything that belongs only to this
+# machine, reports the outcome, and waits until it is stopped. The disk then becomes the image. The VM
+# keeps running because a running VM is deleted at its limit with its disk; a stopped one would keep
+# its disk forever if no later bake deleted it.
 #
 # Metadata (instance/attributes): outlast-bake-recipe (its hash), outlast-bake-vm (the supervisor's
 #   requirements), and, as far as the recipe has them: outlast-bake-packages (names, by spaces),
@@ -20,7 +20,7 @@
 
 set -euo pipefail
 
-# The metadata has one script: outlast/spec/startup_script.py puts the files in place of these lines.
+# The metadata has one script: outlast/spec/startup_script.py replaces these lines with the files.
 # shellcheck source=startup/lib.sh
 source "${BASH_SOURCE[0]%/*}/lib.sh"
 # shellcheck source=startup/system.sh
@@ -28,12 +28,13 @@ source "${BASH_SOURCE[0]%/*}/system.sh"
 # shellcheck source=startup/interpreter.sh
 source "${BASH_SOURCE[0]%/*}/interpreter.sh"
 
-# On the disk: /run is in memory, a tenth of it, and executes nothing. Gone before the disk is an image.
+# On the disk, because /run is a tenth of the memory and forbids execution. Deleted before the disk
+# becomes an image.
 readonly BAKE_DIR="$ROOT/var/lib/outlast-bake"
 readonly TARGET="$ROOT/opt/outlast"
 readonly LOG_BYTES=30000
 readonly CUDA_REPOSITORY=https://developer.download.nvidia.com/compute/cuda/repos
-# cuda-keyring_1.1-1_all.deb of each system, as Google's installer of GPU drivers pins them too.
+# SHA-256 of each system's cuda-keyring_1.1-1_all.deb, as in Google's installer of GPU drivers.
 declare -rA KEYRINGS=(
   [debian12]=e7f219eab6fe4819cdb5c15b98233dc3420302d9c00883219cd3d896857cf48d
   [debian13]=dd28f1f6ba0038180d6b23f846cefca1e3de4c9327751665241370bacea452a1
@@ -47,9 +48,9 @@ FINISHED=""
 STOPPING=""
 REPORTER=""
 
-# ---- what the outside sees ----------------------------------------------------------------------
+# ---- reports ------------------------------------------------------------------------------------
 
-# bake::tell KEY <TEXT: a guest attribute, outlast/KEY.
+# bake::tell KEY <TEXT: sets the guest attribute outlast/KEY.
 bake::tell() {
   "${CURL[@]}" --noproxy '*' --max-time 10 --fail --output /dev/null \
     --header 'Metadata-Flavor: Google' --request PUT --data-binary @- \
@@ -61,8 +62,8 @@ bake::tell_state() {
   printf '%s' "$*" | bake::tell state || log::warn tell "state: not sent"
 }
 
-# bake::report: sends the current step's last lines, in case this VM ends before the step. A log may
-# vanish at any moment; the reports continue.
+# bake::report: sends the current step's last lines repeatedly, in case this VM ends before the step.
+# A log may be deleted at any moment; the reports continue.
 bake::report() {
   local file
   set +e
@@ -80,7 +81,8 @@ bake::report() {
   done
 }
 
-# bake::start_reporter: in a separate process group, so that its sleep ends with it.
+# bake::start_reporter: starts bake::report in a separate process group, so that its sleep ends with
+# it.
 bake::start_reporter() {
   : >"$BAKE_DIR/sent"
   set -m
@@ -97,7 +99,7 @@ bake::stop_reporter() {
   fi
 }
 
-# bake::step NAME COMMAND...: a step whose state is reported, and whose output is kept for a failure.
+# bake::step NAME COMMAND...: runs a step, reports its state, and keeps its output for a failure.
 bake::step() {
   local name="$1"
   STEP_LOG="$BAKE_DIR/$name.log"
@@ -106,7 +108,7 @@ bake::step() {
   step::run "$@"
 }
 
-# bake::get KEY: prints the metadata key outlast-bake-KEY; nothing for an absent one.
+# bake::get KEY: prints the metadata key outlast-bake-KEY; nothing if it is absent.
 bake::get() {
   retry::run "$METADATA_TRIES" bake::ask "$1"
 }
@@ -117,7 +119,7 @@ bake::ask() {
   return "$((rc == STATUS_ABSENT ? 0 : rc))"
 }
 
-# bake::get_file KEY FILE: writes the file in a key's value; none for an absent key.
+# bake::get_file KEY FILE: writes the file that a key's value contains; nothing if it is absent.
 bake::get_file() {
   bake::get "$1" >"$BAKE_DIR/encoded" || return
   if [[ -s $BAKE_DIR/encoded ]]; then
@@ -127,7 +129,7 @@ bake::get_file() {
 
 # ---- steps --------------------------------------------------------------------------------------
 
-# bake::read: the recipe's files, where interpreter.sh looks for a bundle's.
+# bake::read: writes the recipe's files to the place of a bundle's files, for interpreter.sh.
 bake::read() {
   BUNDLE_DIR="$BAKE_DIR/files"
   if [[ -L $TARGET ]]; then
@@ -174,8 +176,8 @@ bake::install_packages() {
   fi
 }
 
-# bake::install_driver DRIVER CUDA: NVIDIA's own packages, for the kernel that runs now, held at
-# their versions. DRIVER is a branch (580) or a version (580.95.05); either may be empty.
+# bake::install_driver DRIVER CUDA: installs NVIDIA's own packages for the running kernel, and holds
+# their versions. DRIVER is a branch (580) or a version (580.95.05); DRIVER or CUDA may be empty.
 bake::install_driver() {
   local driver="$1" cuda="$2" distribution key="$BAKE_DIR/keyring.deb" names=() held=()
   bake::need_apt || return
@@ -227,7 +229,8 @@ bake::make_user_environment() {
     --require-hashes
 }
 
-# bake::run_script: as root, in an empty folder, with the image's folder in OUTLAST_IMAGE.
+# bake::run_script: runs the recipe's script as root in an empty folder; OUTLAST_IMAGE is the image's
+# folder.
 bake::run_script() {
   local rc=0
   mkdir -p "$BAKE_DIR/script"
@@ -270,7 +273,7 @@ bake::fetch_data() {
   done
 }
 
-# bake::clean: removes what belongs to this machine or a person, and what must never be in an image.
+# bake::clean: removes files of this machine and of people, and files that no image may contain.
 bake::clean() {
   local name uid
   rm -rf "$STATE_DIR" "$LOG_DIR"
@@ -314,8 +317,8 @@ bake::clear_folder() {
   fi
 }
 
-# bake::seal: makes files root's, readable by all and writable by none. A local cloud that does not
-# run as root skips this: it could not delete such a disk.
+# bake::seal RECIPE: writes the recipe's hash, and makes all files root's, readable by all and writable
+# by none. Without root, as in a local cloud, they stay writable: it could not delete such a disk.
 bake::seal() {
   local mode=a+rX,go-w
   printf '%s\n' "$1" >"$TARGET/recipe" || return
@@ -328,8 +331,8 @@ bake::seal() {
 
 # ---- entry --------------------------------------------------------------------------------------
 
-# bake::on_exit: whatever ends this script before it is done is a bake that failed, but for a system
-# that goes down: what the step said last has been sent, and its VM is gone or off in a moment.
+# bake::on_exit: reports a bake that failed if the script ends before it is done. If the system is
+# stopping it reports nothing: the step's last lines were sent, and the VM ends in a moment.
 bake::on_exit() {
   local rc=$?
   set +e
@@ -347,7 +350,7 @@ bake::on_exit() {
     bake::tell_state "failed $CURRENT_STEP"
     log::error "$CURRENT_STEP" "the bake failed with status $rc"
   fi
-  # Its reader stops the VM, and it ends with the VM.
+  # The reader of the report stops the VM.
   sleep infinity
   poweroff || true
 }
@@ -373,7 +376,7 @@ bake::run() {
   bundle="$(bake::get bundle)"
   bake::step keep-still bake::keep_still
   if [[ -n $packages ]]; then
-    # Names, checked before they came here.
+    # A list of names that were checked before.
     # shellcheck disable=SC2086
     bake::step packages bake::install_packages $packages
   fi

@@ -12,18 +12,18 @@
 #   outlast-timeouts (`iam_propagation`, `backoff`), outlast-health (PORT and LIMIT_SEC).
 # Environment: lib.sh lists it; PIP_* reaches pip if the image has no interpreter baked in.
 #
-# A failure powers the VM off, so that its group tries again. A boot that no other boot can do better
-# leaves the group first: MAX_NO_PROGRESS boots in a row of the same resume and placement came to no
-# attempt, the bucket still refuses after the `iam_propagation` wait, or the metadata is incomplete.
-# The supervisor ends only when it wants the machine to end, or by a crash, so a power-off follows
-# whatever its exit code is.
+# A failure powers the VM off, so that its group tries again. If the next boot would fail too, the VM
+# leaves the group first: after MAX_NO_PROGRESS boots in a row without an attempt, for the same resume
+# and placement; if the bucket still refuses after the `iam_propagation` wait; or if the metadata is
+# incomplete. The supervisor ends only to end the machine, or by a crash, so the VM powers off after
+# it with any exit code.
 #
 # Exit codes: 0 the supervisor runs (systemd) or is done; 75 stopped by a signal before it ran; 1 or
-# 22 a step failed; else the supervisor's own (outlast/base/exits.py has the list).
+# 22 a step failed; else the supervisor's exit code (outlast/base/exits.py lists them).
 
 set -euo pipefail
 
-# The metadata has one script: outlast/spec/startup_script.py puts the files in place of these lines.
+# The metadata has one script: outlast/spec/startup_script.py replaces these lines with the files.
 # shellcheck source=startup/lib.sh
 source "${BASH_SOURCE[0]%/*}/lib.sh"
 # shellcheck source=startup/system.sh
@@ -41,7 +41,7 @@ readonly KEPT_SCRIPT="$STATE_DIR/boot.sh"
 readonly NETWORK_UNITS="network.target network-online.target nss-lookup.target \
 systemd-networkd.service systemd-resolved.service networking.service NetworkManager.service"
 
-# At the end of a boot the calls that say so are given this long, or the `iam` wait where shorter.
+# Tenths of a second for the calls that report the end of a boot; less if IAM_PROPAGATION is shorter.
 readonly LAST_WORDS_TENTHS=300
 
 # Set by boot::read_metadata.
@@ -56,13 +56,13 @@ BOOT_ID=""
 RUN_PREFIX=""
 BOOT_RECORD=""
 
-# Set by the steps after it.
+# Set by later steps.
 PYTHON=""
 
-# Why no other VM of this template can do better; empty if one may.
+# The reason that every VM of this template would fail; empty if another one may succeed.
 HOPELESS=""
 
-# Whether the exit that follows is meant; anything else is a failed boot.
+# Set before an intended exit; any other exit is a failed boot.
 SETTLED=""
 
 # ---- steps --------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ boot::check_tools() {
   fi
 }
 
-# boot::read_metadata: who this VM is, which run it works on, and the names that follow from it.
+# boot::read_metadata: reads this VM's identity and its run, and sets the names that follow from them.
 boot::read_metadata() {
   local keys=(bucket prefix run resume placement bundle bundle-sha256)
   retry::run "$METADATA_TRIES" metadata::load id name zone \
@@ -114,7 +114,7 @@ boot::check_count() {
   fi
 }
 
-# boot::record: the record that this boot began. outlast/bucket/layout.py has its schema.
+# boot::record: writes the record of this boot's start. outlast/bucket/layout.py has its schema.
 boot::record() {
   json::object format:=1 boot_id="$BOOT_ID" instance="$INSTANCE" instance_id="$INSTANCE_ID" \
     placement:="$PLACEMENT" resume:="$RESUME" time="$(time::now)" zone="$ZONE" >"$RUN_DIR/record" || return
@@ -122,9 +122,9 @@ boot::record() {
     gcs::create "$BUCKET" "$BOOT_RECORD" "$RUN_DIR/record"
 }
 
-# boot::fetch_bundle: BUNDLE_DIR has the bundle whose sha256 the metadata gives, from the bucket or,
-# if the delivery says so, from the image. A folder of that name is complete, because it was moved
-# there in one piece.
+# boot::fetch_bundle: puts the bundle with the metadata's sha256 into BUNDLE_DIR, from the bucket or,
+# if the delivery is `image`, from the image. A folder of that name is complete, because it was moved
+# there in one step.
 boot::fetch_bundle() {
   local wanted="$BUNDLE_SHA256" where="bundle gs://$BUCKET/$BUNDLE_NAME" found work baked=""
   if [[ ! $wanted =~ ^[0-9a-f]{64}$ ]]; then
@@ -159,7 +159,7 @@ boot::fetch_bundle() {
       "${baked:+bake the image again, or }run pulumi up again"
     return 1
   fi
-  # -I: the current folder must not matter here.
+  # -I ignores the current folder.
   if ! "$BASE_PYTHON" -I -m zipfile -e "$work/bundle.zip" "$work/bundle" >&2; then
     log::error "$CURRENT_STEP" "$where: is not a zip file"
     return 1
@@ -167,8 +167,8 @@ boot::fetch_bundle() {
   mv -T "$work/bundle" "$BUNDLE_DIR" && rm -rf "$work"
 }
 
-# boot::start_health: the process that answers the platform's health checks, before anything that
-# takes long. It listens on the VM's own address, which is the one that is asked.
+# boot::start_health: starts the process that answers the platform's health checks, before anything
+# that takes long. It listens on the VM's own address, which the platform probes.
 boot::start_health() {
   local address="${METADATA["network-interfaces/0/ip"]:-0.0.0.0}" port limit python
   read -r port limit <<<"${METADATA["attributes/outlast-health"]}"
@@ -198,8 +198,8 @@ UNIT
     systemctl start --no-block outlast-health.service
 }
 
-# boot::make_interpreter: PYTHON is the baked interpreter, else a virtual environment from the
-# bundle's hashed requirements.
+# boot::make_interpreter: sets PYTHON to the baked interpreter, or else to that of a virtual
+# environment with the bundle's hashed requirements.
 boot::make_interpreter() {
   if [[ $BASE_PYTHON == */* ]]; then
     PYTHON="$BASE_PYTHON"
@@ -212,13 +212,13 @@ boot::make_interpreter() {
 
 # ---- the supervisor -----------------------------------------------------------------------------
 
-# boot::start_unit: the supervisor as a separate unit, because the guest agent's unit is killed
-# without its children at shutdown. KillMode=mixed: SIGTERM to this script alone, which passes it
-# on; SIGKILL to all at the end. It is ordered after whatever may run the network, by name too, as a
-# target that is not active orders nothing: so it stops before the network. It is not ordered
-# against google-shutdown-scripts.service: either order would take seconds from the notice.
-# OOMPolicy: a trainer that the kernel kills is an attempt's end, not the unit's. ExecStopPost is
-# for the day this script itself is killed.
+# boot::start_unit: starts the supervisor as a separate unit, because a shutdown kills the guest
+# agent's unit without its children. KillMode=mixed sends SIGTERM only to this script, which passes it
+# on, and SIGKILL to all processes at the end. The unit is ordered after everything that may run the
+# network, also by name because an inactive target orders nothing, so that it stops before the
+# network. It is not ordered against google-shutdown-scripts.service: either order would take seconds
+# from the notice. OOMPolicy: if the kernel kills a trainer, the attempt ends, but not the unit.
+# ExecStopPost powers the VM off if this script itself is killed.
 boot::start_unit() {
   local unit="$ROOT/run/systemd/system/outlast-supervisor.service"
   cp -- "${BASH_SOURCE[0]}" "$KEPT_SCRIPT.tmp" && mv -f "$KEPT_SCRIPT.tmp" "$KEPT_SCRIPT" || return
@@ -251,7 +251,7 @@ UNIT
 boot::supervise() {
   local python="$1" bundle="$2" child="" signals=0 seen rc
   STEP_LOG="$LOG_DIR/supervisor.log"
-  # SIGINT too is passed on as SIGTERM: bash starts background children with SIGINT ignored.
+  # SIGINT is passed on as SIGTERM too: bash starts background children with SIGINT ignored.
   trap 'signals=$((signals + 1)); [[ -z $child ]] || kill -TERM "$child" 2>/dev/null || true' \
     TERM INT
   (
@@ -266,7 +266,7 @@ boot::supervise() {
   fi
   printf '%s\n' "$child" >"$RUN_DIR/ready.tmp" && mv -f "$RUN_DIR/ready.tmp" "$RUN_DIR/ready"
   log::info supervisor "runs as process $child"
-  # A trapped signal ends wait early; bash keeps the child's status for the next one.
+  # A trapped signal ends `wait` early; the next `wait` still gets the child's status.
   while :; do
     seen="$signals"
     rc=0
@@ -291,8 +291,8 @@ boot::supervise() {
   return "$rc"
 }
 
-# boot::judge_crash RC: an unexpected end of the supervisor. If this boot has an attempt, its records
-# say how it ended and the next VM resumes. If not, this is a boot that failed.
+# boot::judge_crash RC: handles an unexpected end of the supervisor. If this boot has an attempt, its
+# records say how it ended, and the next VM resumes. If not, the boot has failed.
 boot::judge_crash() {
   local message="the supervisor ended unexpectedly with status $1"
   CURRENT_STEP=supervisor
@@ -312,10 +312,10 @@ boot::judge_crash() {
 
 # ---- a boot that failed -------------------------------------------------------------------------
 
-# boots::find_unattempted: RUN_DIR/unattempted names the boot records of this resume and placement
-# that are younger, by the server's clock, than the start record of the newest attempt: the boots in
-# a row without an attempt, this one among them. Other resumes and placements do not count: someone
-# has changed something in between.
+# boots::find_unattempted: lists in RUN_DIR/unattempted the boots in a row without an attempt,
+# including this one: the boot records of this resume and placement that are newer, by the server's
+# clock, than the start record of the newest attempt. Other resumes and placements do not count,
+# because something was changed in between.
 boots::find_unattempted() {
   local newest="" folder start names=() argv=() name n=0
   local same="\"placement\":$PLACEMENT,\"resume\":$RESUME,"
@@ -330,7 +330,7 @@ boots::find_unattempted() {
     fi
   done < <(grep '/$' "$RUN_DIR/list" | LC_ALL=C sort -r)
   http::persist "boots" gcs::list "$BUCKET" "$RUN_PREFIX/boots/" "$RUN_DIR/list" || return
-  # The newest are enough to count to MAX_NO_PROGRESS, whatever else is there.
+  # The newest are enough to count to MAX_NO_PROGRESS.
   mapfile -t names < <(
     awk -F '\t' -v newest="$newest" '
       $1 ~ /\.json$/ && $1 !~ /\.end\.json$/ && $2 > newest { print $2 "\t" $1 }
@@ -358,7 +358,7 @@ boots::find_unattempted() {
   rm -rf "$RUN_DIR/boots"
 }
 
-# boot::count_unattempted: HOPELESS, if boots::find_unattempted found too many boots in a row.
+# boot::count_unattempted: sets HOPELESS if boots::find_unattempted found too many boots in a row.
 boot::count_unattempted() {
   local count
   count="$(wc -l <"$RUN_DIR/unattempted")"
@@ -375,8 +375,8 @@ boot::leave_if_hopeless() {
   fi
 }
 
-# boot::record_end REASON EXIT MESSAGE: how this boot ended, with the last lines of the step's own
-# log; outlast/bucket/layout.py has the schema.
+# boot::record_end REASON EXIT MESSAGE: writes the record of this boot's end, with the last lines of
+# the step's log. outlast/bucket/layout.py has its schema.
 boot::record_end() {
   local message="$3"
   if [[ -n $STEP_LOG && -s $STEP_LOG ]]; then
@@ -389,14 +389,14 @@ boot::record_end() {
     "$RUN_DIR/record" || true
 }
 
-# boot::give_last_words: a short budget and a fresh token for the calls that follow.
+# boot::give_last_words: gives the last calls a short budget and a fresh token.
 boot::give_last_words() {
   rm -f "$RUN_DIR/authorization"
   REFUSED=""
   IAM_UNTIL=$(($(time::tenths) + (IAM_PROPAGATION < LAST_WORDS_TENTHS ? IAM_PROPAGATION : LAST_WORDS_TENTHS)))
 }
 
-# boot::fail RC: the end of a boot whose step CURRENT_STEP failed.
+# boot::fail RC: ends a boot whose step CURRENT_STEP failed.
 boot::fail() {
   local rc="$1" reason="$REASON_SETUP_FAILED"
   local message="${LAST_ERROR:-step $CURRENT_STEP failed with status $rc}"
@@ -420,7 +420,7 @@ boot::fail() {
   boot::power_off
 }
 
-# boot::power_off: without a word of failure where the machine is going down already.
+# boot::power_off: powers the machine off, unless it is stopping already.
 boot::power_off() {
   if system::has_systemd && [[ "$(systemctl is-system-running 2>/dev/null)" == stopping ]]; then
     log::info power-off "the machine is going down already"
@@ -430,7 +430,7 @@ boot::power_off() {
   poweroff || log::warn power-off "poweroff returned $?"
 }
 
-# boot::on_exit: whatever ends this script without its consent is a failed boot, too.
+# boot::on_exit: treats an unintended exit of this script as a failed boot.
 boot::on_exit() {
   local rc=$?
   if [[ -z $SETTLED ]]; then
@@ -444,7 +444,7 @@ boot::on_exit() {
 
 boot::run() {
   mkdir -p "$STATE_DIR" "$RUN_DIR" "$LOG_DIR"
-  # A second startup script of the same boot, started by hand, finds the first at work.
+  # Someone may start the script a second time by hand in the same boot.
   exec 9>"$RUN_DIR/boot.lock"
   if command -v flock >/dev/null && ! flock --nonblock 9; then
     log::info start "another startup script is at work"
@@ -456,7 +456,7 @@ boot::run() {
     : >"$RUN_DIR/scratch"
   fi
   system::use_scratch
-  # A machine that is going down has no failed boot.
+  # A boot of a machine that is stopping has not failed.
   trap 'SETTLED=1; exit "$EXIT_INTERRUPTED"' TERM INT
   rm -f "$RUN_DIR/ready" "$RUN_DIR/authorization"
   step::run quiet-system system::quiet

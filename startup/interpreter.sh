@@ -1,14 +1,14 @@
 #!/bin/bash
 #
 # The Python that a boot and a bake use, and the environments they make with it. Sourced after
-# lib.sh and system.sh; sets no shell options and does nothing by itself.
+# lib.sh and system.sh; sets no shell options and does nothing when sourced.
 #
 # Reads BUCKET (empty for the builder of an image), BUNDLE_DIR, and METADATA; sets BASE_PYTHON and
 # STEP_LOG.
 #
 # Environment: PIP_* reaches pip.
 
-# Python that the bundle's requirements are locked for.
+# Versions of Python that the bundle's requirements are locked for.
 readonly PYTHON_RULE='(3, 11) <= sys.version_info[:2] <= (3, 13)'
 readonly PIP_TRIES=3
 
@@ -16,7 +16,7 @@ BUCKET=""
 BUNDLE_DIR=""
 BASE_PYTHON=""
 
-# python::find: BASE_PYTHON is the baked interpreter, else the system's.
+# python::find: sets BASE_PYTHON to the baked interpreter, or else to the system's.
 python::find() {
   local candidate found=""
   if [[ -x $ROOT/opt/outlast/venv/bin/python ]]; then
@@ -36,11 +36,11 @@ python::find() {
   return 1
 }
 
-# python::make_environment VENV FILE HINT [PIP ARGUMENTS...]: a virtual environment of the bundle's
-# requirements/FILE. Its marker holds their sha256: without it, or with another one, the environment
-# is incomplete or belongs to another bundle, and is rebuilt. The first boot gets the packages from
-# the index and keeps them in the bucket; later boots install those, with the same hash checks, and
-# use no index.
+# python::make_environment VENV FILE HINT [PIP ARGUMENTS...]: builds a virtual environment with the
+# bundle's requirements/FILE. Its marker holds their sha256: without it, or with another one, the
+# environment is incomplete or belongs to another bundle, and is rebuilt. The first boot gets the
+# packages from the index and keeps them in the bucket; later boots install those, with the same hash
+# checks, and use no index.
 python::make_environment() {
   local venv="$1" file="$2" hint="$3" python="$1/bin/python" wanted kept
   local requirements="$BUNDLE_DIR/requirements/$file" wheels="$STATE_DIR/boot-wheels"
@@ -82,8 +82,8 @@ python::make_environment() {
   STEP_LOG=""
 }
 
-# wheels::name SHA256: the object that keeps the packages of these requirements, for machines with
-# this Python and C library; none for the builder of an image, which has no bucket.
+# wheels::name SHA256: prints the object that keeps the packages of these requirements, for machines
+# with this Python and C library; nothing for the builder of an image, which has no bucket.
 wheels::name() {
   local place key
   if [[ -z $BUCKET ]]; then
@@ -95,8 +95,8 @@ print(sys.implementation.cache_tag, platform.machine(), *platform.libc_ver())')"
   printf '%s/environments/vm-%s.zip' "${METADATA["attributes/outlast-prefix"]}" "${key%% *}"
 }
 
-# wheels::fetch NAME FOLDER: the packages that an earlier boot has kept. Fails if there are none;
-# pip checks them by their hashes.
+# wheels::fetch NAME FOLDER: fetches the packages that an earlier boot has kept. Fails if there are
+# none; pip checks their hashes later.
 wheels::fetch() {
   local rc=0
   rm -rf "$2"
@@ -108,8 +108,8 @@ wheels::fetch() {
   return "$rc"
 }
 
-# wheels::unpack ZIP FOLDER: the file is not checked yet, so it must not grow when unpacked: wheels
-# are stored uncompressed, and pip checks the hash of each.
+# wheels::unpack ZIP FOLDER: unpacks an unchecked file, which must not grow: wheels are stored
+# uncompressed. pip checks the hash of each wheel later.
 wheels::unpack() {
   "$BASE_PYTHON" -I -c 'import os, sys, zipfile
 packed, folder = sys.argv[1:]
@@ -120,7 +120,8 @@ with zipfile.ZipFile(packed) as archive:
     archive.extractall(folder)' "$1" "$2"
 }
 
-# wheels::keep NAME FOLDER: keeps them for later boots; the first write counts, a failure is logged.
+# wheels::keep NAME FOLDER: keeps the packages for later boots. The first write wins; a failure is only
+# logged.
 wheels::keep() {
   if ! "$BASE_PYTHON" -I -c 'import pathlib, sys, zipfile
 with zipfile.ZipFile(sys.argv[1], "w") as archive:
@@ -132,9 +133,10 @@ with zipfile.ZipFile(sys.argv[1], "w") as archive:
   HTTP_STATUS=000
 }
 
-# python::make_venv VENV WHEELS: an environment with pip. Debian and Ubuntu leave ensurepip out of their
-# images: pip is then the wheel that the bundle pins, of WHEELS or of the index of PIP_INDEX_URL, and
-# apt's python3-venv only if it is in neither. That wheel stays in VENV for the environments to come.
+# python::make_venv VENV WHEELS: creates an environment with pip. Images of Debian and Ubuntu lack
+# ensurepip: then pip is the wheel that the bundle pins, from WHEELS or from the index of
+# PIP_INDEX_URL, or from apt's python3-venv if neither has it. The wheel stays in VENV for later
+# environments.
 python::make_venv() {
   local venv="$1" found="$STATE_DIR/pip-wheel" wheel
   STEP_LOG="$LOG_DIR/venv.log"

@@ -1,21 +1,20 @@
 #!/bin/bash
 #
-# Lets a VM leave its group from the shell, without Python. Sourced by
-# boot.sh after lib.sh; sets no shell options and does nothing by itself.
+# Lets a VM leave its group from the shell, without Python. Sourced by boot.sh after lib.sh; sets no
+# shell options and does nothing when sourced.
 #
-# A group heals whatever powers off, so leaving comes first: deleteInstances takes the VM out and
-# lowers the target size. Names are reused by the group, so the VM finds itself by instance id and
-# never calls by a name it only assumes.
+# A group recreates a VM that powers off, so the VM leaves first: deleteInstances removes it and
+# decreases the target size. The group reuses names, so the VM finds its name by its instance id.
 #
 # Metadata: instance/id, instance/attributes/created-by (set by the group itself).
 
-# The longest pause between questions while the membership stays unknown or the group refuses.
+# Longest pause between tries while the membership is not known or the group refuses.
 readonly LEAVE_DELAY_MAX_TENTHS=3000
 
 readonly GROUP_RULE='^projects/[^/]+/((zones|regions)/[^/]+/instanceGroupManagers/[^/]+)$'
 
-# leave::group INSTANCE_ID: returns once the VM may be powered off: it is not a member, or its leaving
-# was accepted. Until then it waits, however long: the template's deadline ends the VM anyway.
+# leave::group INSTANCE_ID: returns when the VM may power off: it is not a member, or the group has
+# accepted that it leaves. Waits without a limit: the template's deadline ends the VM anyway.
 leave::group() {
   local group
   if ! group="$(leave::find_group)"; then
@@ -46,8 +45,8 @@ leave::group() {
 }
 
 # leave::find_group: prints projects/P/zones/Z/instanceGroupManagers/NAME (or regions/R), with the
-# project's id for its number; 22 when the VM is in no group. Any other error of the metadata server
-# is retried.
+# project's id instead of its number. Returns 22 if the VM has no group; retries any other error of
+# the metadata server.
 leave::find_group() {
   local group project rc
   while :; do
@@ -67,8 +66,8 @@ leave::find_group() {
   done
 }
 
-# leave::find_self GROUP ID: prints the URL of the member with this instance id. 22: not a member,
-# or no such group. 1: not known.
+# leave::find_self GROUP ID: prints the URL of the member with this instance id. Returns 22 if it is
+# not a member or the group does not exist, 1 if that is not known.
 leave::find_self() {
   local group="$1" id="$2" page="" flat self
   while :; do
@@ -81,7 +80,7 @@ leave::find_self() {
       log::warn leave "listManagedInstances of $group: status $HTTP_STATUS"
       return 1
     fi
-    # An answer that was not this call's kind of JSON is not proof of absence.
+    # An answer that is not JSON does not prove that the VM is absent.
     if ! grep -q '{' "$RUN_DIR/answer"; then
       log::warn leave "listManagedInstances of $group: the answer is not JSON"
       return 1
@@ -105,8 +104,8 @@ leave::find_self() {
   done
 }
 
-# leave::ask_out GROUP SELF: 0 once the group has accepted that this VM leaves: by deleteInstances
-# or, if that is refused, by a target size of 0 (a run's group has one VM).
+# leave::ask_out GROUP SELF: asks the group to let this VM leave, with deleteInstances or, if that is
+# refused, with a target size of 0 (a run's group has one VM). Returns 0 if the group accepts.
 leave::ask_out() {
   local group="$1" self="$2"
   if leave::post "$group/deleteInstances" "{\"instances\": [$(json::quote "$self")]}"; then
@@ -128,8 +127,8 @@ leave::ask_out() {
   return 1
 }
 
-# leave::post PATH BODY: one call of the Compute API that answers with an operation; an operation
-# that already carries an error was refused (status 409).
+# leave::post PATH BODY: sends a call of the Compute API that answers with an operation. If the
+# operation already has an error, the call counts as refused (status 409).
 leave::post() {
   http::call "$COMPUTE_URL$1" "$RUN_DIR/answer" --request POST \
     --header 'Content-Type: application/json' --data-raw "$2" || return

@@ -1,19 +1,19 @@
 #!/bin/bash
 #
 # Shared by the startup scripts: log lines, metadata, HTTP with the VM's own token, objects of the
-# bucket, JSON. Sourced first; sets no shell options and does nothing by itself.
+# bucket, JSON. Sourced first; sets no shell options and does nothing when sourced.
 #
 # Environment (all optional, empty on Compute Engine):
 #   OUTLAST_ROOT              prefix of every absolute path
-#   METADATA_BASE             metadata server, up to and with /computeMetadata/v1
+#   METADATA_BASE             metadata server, up to and including /computeMetadata/v1
 #   STORAGE_EMULATOR_HOST     storage endpoint without a path
-#   OUTLAST_COMPUTE_ENDPOINT  Compute API up to and with /compute/v1/
+#   OUTLAST_COMPUTE_ENDPOINT  Compute API, up to and including /compute/v1/
 # Needs bash 5, curl 7.76 and the usual awk, grep, date, sleep, tail.
 
-# This file is read by its neighbours:
+# Other scripts use these variables:
 # shellcheck disable=SC2034
 
-# outlast/base/exits.py has the list; tests/startup compares the two.
+# outlast/base/exits.py lists them; tests/startup compares the two.
 readonly EXIT_DONE=0
 readonly EXIT_USAGE=64
 readonly EXIT_INTERRUPTED=75
@@ -22,7 +22,7 @@ readonly MAX_NO_PROGRESS=10
 readonly REASON_SETUP_FAILED=setup-failed
 readonly REASON_FORBIDDEN=forbidden
 
-# The status curl gives for an HTTP error; metadata::get returns it for an absent key.
+# curl's exit status for an HTTP error; metadata::get returns it for an absent key.
 readonly STATUS_ABSENT=22
 
 readonly ROOT="${OUTLAST_ROOT:-}"
@@ -32,29 +32,29 @@ readonly LOG_DIR="$ROOT/var/log/outlast"
 readonly LOG_FILE="$LOG_DIR/boot.log"
 readonly SERIAL_PORT="$ROOT/dev/ttyS0"
 
-# Its age is the time since this VM's last progress; exists only with health checks.
+# Touched at each progress of this VM; exists only with health checks.
 readonly SIGN_FILE="$RUN_DIR/sign"
 
 readonly METADATA_URL="${METADATA_BASE:-http://metadata.google.internal/computeMetadata/v1}"
 readonly STORAGE_URL="${STORAGE_EMULATOR_HOST:-https://storage.googleapis.com}"
 readonly COMPUTE_URL="${OUTLAST_COMPUTE_ENDPOINT:-https://compute.googleapis.com/compute/v1/}"
 
-# curl reads no ~/.curlrc, and gives up rather than hang a boot.
+# Without ~/.curlrc, and with a timeout so that a boot does not hang.
 readonly CURL=(curl -q --silent --connect-timeout 5)
 
-# Values of metadata::load: by path below instance/, so `id` or `attributes/outlast-run`.
+# Values from metadata::load by path below instance/, such as `id` or `attributes/outlast-run`.
 declare -gA METADATA=()
 
-# Status of the last http::call: three digits, 000 without an answer.
+# HTTP status of the last http::call: three digits, 000 without an answer.
 HTTP_STATUS=000
 
-# What the bucket still refuses after the boot's whole `iam_propagation` wait; set by http::persist.
+# The call that the bucket still refuses after the `iam_propagation` wait; set by http::persist.
 REFUSED=""
 
 # The last error that was logged; the boot's end record contains it.
 LAST_ERROR=""
 
-# The file with the current step's output; empty if it has none.
+# File with the current step's output; empty if it has none.
 STEP_LOG=""
 
 readonly METADATA_TRIES=14
@@ -64,7 +64,7 @@ readonly LAST_LINES=20
 IAM_PROPAGATION=6000
 BACKOFF=100
 
-# When the boot's own budget for calls that are not allowed yet ends, as time::tenths counts.
+# End of the boot's budget for calls that are not permitted yet, as a time of time::tenths.
 IAM_UNTIL=0
 
 # ---- time ---------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ time::now() {
   TZ=UTC printf '%(%Y-%m-%dT%H:%M:%SZ)T' -1
 }
 
-# Prints the tenths of a second since 1970; a log line's clock is too coarse for short waits.
+# Prints the tenths of a second since 1970; whole seconds are too coarse for short waits.
 time::tenths() {
   local micros="${EPOCHREALTIME/[.,]/}"
   printf '%d' "$((micros / 100000))"
@@ -87,8 +87,8 @@ time::sleep_tenths() {
 
 # ---- log ----------------------------------------------------------------------------------------
 
-# log::write LEVEL STEP MESSAGE...: one line to stderr, the serial port and the log file, and a sign
-# of life. A failed write never fails the boot.
+# log::write LEVEL STEP MESSAGE...: writes a line to stderr, the serial port and the log file, and
+# touches the sign of progress. A failed write never fails the boot.
 log::write() {
   local level="$1" step="$2"
   shift 2
@@ -121,8 +121,8 @@ log::error() {
   log::write error "$@"
 }
 
-# step::run NAME COMMAND...: the command between a line at its start and one at its end with its
-# status, which it returns. CURRENT_STEP names the step for reports of a failure.
+# step::run NAME COMMAND...: runs a command, logs its start and its end with the status, and returns
+# the status. CURRENT_STEP names the step for reports of a failure.
 CURRENT_STEP=start
 step::run() {
   CURRENT_STEP="$1"
@@ -134,7 +134,8 @@ step::run() {
   return "$rc"
 }
 
-# retry::run TRIES COMMAND...: until it succeeds, with growing waits; returns the last status.
+# retry::run TRIES COMMAND...: repeats a command until it succeeds, with growing waits; returns the last
+# status.
 retry::run() {
   local tries="$1"
   shift
@@ -152,8 +153,8 @@ retry::run() {
   done
 }
 
-# Delays in tenths: short at first, because a network that comes up is the usual reason, at most
-# the `backoff` setting.
+# Delays in tenths of a second: short at first, because usually the network is still starting, and at
+# most the `backoff` setting.
 retry::first_delay() {
   local delay=2
   printf '%d' "$((delay > BACKOFF ? (BACKOFF > 0 ? BACKOFF : 1) : delay))"
@@ -166,8 +167,8 @@ retry::next_delay() {
 
 # ---- JSON ---------------------------------------------------------------------------------------
 
-# json::quote TEXT: TEXT as a JSON string; bytes that are neither ASCII text nor newline or tab
-# are left out, so that half a character at a cut never makes the record unreadable.
+# json::quote TEXT: prints TEXT as a JSON string. Drops bytes other than ASCII text, newlines and tabs,
+# so that half a character at a cut cannot make the record unreadable.
 json::quote() {
   local LC_ALL=C text="$1"
   text="${text//[^$'\t'$'\n' -~]/}"
@@ -178,7 +179,7 @@ json::quote() {
   printf '"%s"' "$text"
 }
 
-# json::object KEY=TEXT KEY:=NUMBER...: one object, in the order given, without spaces.
+# json::object KEY=TEXT KEY:=NUMBER...: prints an object with these keys in order, without spaces.
 json::object() {
   local pair text="" separator=""
   for pair in "$@"; do
@@ -193,8 +194,8 @@ json::object() {
   printf '{%s}\n' "$text"
 }
 
-# json::flatten <JSON: one line a leaf, `path<tab>value`, as in `items.0.name<tab>x`. Strings lose
-# their quotes and keep escapes other than \" \/ and \\.
+# json::flatten <JSON: prints one line per leaf, `path<tab>value`, such as `items.0.name<tab>x`.
+# Strings lose their quotes, and keep escapes other than \" \/ and \\.
 json::flatten() {
   LC_ALL=C grep -oE '"([^"\\]|\\.)*"|-?[0-9][-+.0-9eE]*|true|false|null|[][{}:,]' |
     LC_ALL=C awk '
@@ -226,8 +227,8 @@ json::flatten() {
 
 # ---- metadata -----------------------------------------------------------------------------------
 
-# metadata::get PATH: prints the value at PATH below computeMetadata/v1/ and nothing else. Returns
-# 22 for an absent key, 1 when the server gave no usable answer.
+# metadata::get PATH: prints only the value at PATH below computeMetadata/v1/. Returns 22 for an absent
+# key, 1 if the server gave no usable answer.
 metadata::get() {
   local answer status rc=0
   answer="$("${CURL[@]}" --noproxy '*' --max-time 10 --header 'Metadata-Flavor: Google' \
@@ -242,8 +243,8 @@ metadata::get() {
   fi
 }
 
-# metadata::load PATH...: reads paths below instance/ into METADATA over one connection; absent
-# ones are left out. Returns 1 when any other answer came. A path is [-a-z/]+.
+# metadata::load PATH...: reads paths below instance/ into METADATA over one connection, without absent
+# ones. Returns 1 after any other answer. A path is [-a-z/]+.
 metadata::load() {
   local folder path line status rc=0
   local argv=() paths=("$@")
@@ -277,7 +278,8 @@ metadata::load() {
   return "$rc"
 }
 
-# metadata::require PATH...: 22 and a sentence for the first that metadata::load did not find.
+# metadata::require PATH...: logs an error for the first path that metadata::load did not find, and
+# returns 22.
 metadata::require() {
   local path
   for path in "$@"; do
@@ -297,8 +299,8 @@ metadata::token() {
   printf '%s' "${BASH_REMATCH[1]}"
 }
 
-# timeouts::read JSON: takes `iam_propagation` and `backoff` from the object in outlast-timeouts; a
-# key that it lacks keeps its default.
+# timeouts::read JSON: reads `iam_propagation` and `backoff` from the object in outlast-timeouts; a
+# missing key keeps its default.
 timeouts::read() {
   IAM_PROPAGATION="$(timeouts::tenths iam_propagation "$1" "$IAM_PROPAGATION")"
   BACKOFF="$(timeouts::tenths backoff "$1" "$BACKOFF")"
@@ -316,7 +318,7 @@ timeouts::tenths() {
 
 # ---- HTTP ---------------------------------------------------------------------------------------
 
-# url::quote TEXT: percent-encoded, slashes too.
+# url::quote TEXT: prints TEXT percent-encoded, including slashes.
 url::quote() {
   local LC_ALL=C text="$1" quoted="" c i
   for ((i = 0; i < ${#text}; i++)); do
@@ -332,8 +334,8 @@ url::quote() {
   printf '%s' "$quoted"
 }
 
-# http::authorise: asks for a token and keeps the header in a file that only root can read, since a
-# command line can be read by all.
+# http::authorise: gets a token and keeps the header in a file that only root can read, because every
+# user can read a command line.
 http::authorise() {
   local token
   token="$(metadata::token)" || return
@@ -341,8 +343,8 @@ http::authorise() {
     mv -f "$RUN_DIR/authorization.tmp" "$RUN_DIR/authorization"
 }
 
-# http::call URL BODY [CURL ARGUMENTS...]: one call, its answer in the file BODY, HTTP_STATUS set.
-# Returns 0 for 2xx.
+# http::call URL BODY [CURL ARGUMENTS...]: sends a call, writes the answer to the file BODY and sets
+# HTTP_STATUS. Returns 0 for 2xx.
 http::call() {
   local url="$1" body="$2"
   shift 2
@@ -351,7 +353,7 @@ http::call() {
     return 1
   fi
   : >"$body"
-  # curl prints 200 as soon as the headers are there: a body that was cut is not an answer.
+  # curl prints the status from the headers even if the body was cut; that is not an answer.
   HTTP_STATUS="$("${CURL[@]}" --max-time 120 --header "@$RUN_DIR/authorization" \
     --output "$body" --write-out '%{http_code}' "$@" "$url")" || HTTP_STATUS=000
   if [[ $HTTP_STATUS == 401 ]]; then
@@ -360,14 +362,14 @@ http::call() {
   [[ $HTTP_STATUS == 2?? ]]
 }
 
-# http::is_undecided: the last answer says nothing final. 408, 429, 5xx and no answer never do.
+# http::is_undecided: whether the last answer is not final: 408, 429, 5xx, or no answer.
 http::is_undecided() {
   [[ $HTTP_STATUS =~ ^(000|408|429|5..)$ ]]
 }
 
-# http::persist WHAT COMMAND...: the command again while its answer may still change: also 401, 403
-# and 404, which IAM that is still spreading gives on the first calls; all within the boot's `iam`
-# budget. Returns the last status.
+# http::persist WHAT COMMAND...: repeats a command while its answer may still change, until IAM_UNTIL.
+# That includes 401, 403 and 404, which new permissions that are still spreading may cause. Returns
+# the last status.
 http::persist() {
   local what="$1"
   shift
@@ -404,8 +406,8 @@ http::persist() {
 
 # ---- objects ------------------------------------------------------------------------------------
 
-# gcs::create BUCKET NAME FILE: writes an object that must not exist; one that does is left alone
-# and no error, since the names written here belong to this one boot.
+# gcs::create BUCKET NAME FILE: writes a new object. An existing one is left unchanged and is not an
+# error: only a repeated write has the same name.
 gcs::create() {
   http::call "$STORAGE_URL/upload/storage/v1/b/$1/o?uploadType=media&ifGenerationMatch=0&name=$(
     url::quote "$2"
@@ -413,18 +415,18 @@ gcs::create() {
     --data-binary "@$3" || [[ $HTTP_STATUS == 412 ]]
 }
 
-# gcs::get BUCKET NAME FILE: an object's bytes.
+# gcs::get BUCKET NAME FILE: writes an object's bytes to FILE.
 gcs::get() {
   http::call "$STORAGE_URL/storage/v1/b/$1/o/$(url::quote "$2")?alt=media" "$3"
 }
 
-# gcs::stat BUCKET NAME FILE: an object's description, as JSON.
+# gcs::stat BUCKET NAME FILE: writes an object's description to FILE, as JSON.
 gcs::stat() {
   http::call "$STORAGE_URL/storage/v1/b/$1/o/$(url::quote "$2")" "$3"
 }
 
-# gcs::list BUCKET PREFIX FILE: into FILE one line an object, `name<tab>time created`, and with
-# delimiter / one line a folder below, its path with a slash at the end. All pages.
+# gcs::list BUCKET PREFIX FILE: writes to FILE one line per object, `name<tab>time created`, and one
+# line per folder below, its path with a slash at the end. Reads all pages.
 gcs::list() {
   local bucket="$1" url page="" flat
   url="$STORAGE_URL/storage/v1/b/$bucket/o?delimiter=%2F&prefix=$(url::quote "$2")"

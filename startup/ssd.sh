@@ -1,16 +1,16 @@
 #!/bin/bash
 #
 # The VM's local SSDs as one mounted folder, for data and snapshots. Sourced by boot.sh after lib.sh
-# and system.sh; sets no shell options and does nothing by itself.
+# and system.sh; sets no shell options and does nothing when sourced.
 #
-# What is on them is gone with the machine, so each boot that finds them unmounted makes them new: a
-# RAID 0 of all, or the first of them if no array can be made. outlast/base/scratch_space.py finds them by
-# the names used here. A disk that cannot be used is not a reason not to train: the boot disk serves.
+# Their data is lost with the machine, so each boot that finds them unmounted formats them: a RAID 0
+# of all, or only the first one if no array can be created. outlast/base/scratch_space.py finds them
+# by the names used here. If no SSD can be used, the VM trains with its boot disk.
 
 readonly SSD_FOLDER="$ROOT/mnt/local-ssd"
 readonly SSD_ARRAY="$ROOT/dev/md/outlast"
 
-# ssd::mount: 0 in any case; what failed is said.
+# ssd::mount: always returns 0; logs failures.
 ssd::mount() {
   local link devices=() device
   for link in "$ROOT"/dev/disk/by-id/google-local-*; do
@@ -48,8 +48,8 @@ ssd::is_mounted() {
   grep -qsF " ${SSD_FOLDER#"$ROOT"} " "$ROOT/proc/self/mounts"
 }
 
-# ssd::join DEVICE...: an array of them. One of an earlier boot is taken apart first, whatever name
-# the system has put it together under.
+# ssd::join DEVICE...: creates an array of the devices, after stopping one of an earlier boot, which
+# the system may have assembled under any name.
 ssd::join() {
   if ! command -v mdadm; then
     if ! system::owns apt-get; then
@@ -63,7 +63,8 @@ ssd::join() {
     mdadm --create "$SSD_ARRAY" --level=0 --raid-devices="$#" --force --run "$@"
 }
 
-# ssd::make_folder DEVICE: without a reserve for root; discard, so that the disk stays fast.
+# ssd::make_folder DEVICE: formats and mounts a device, without a reserve for root, and with discard
+# so that the disk stays fast.
 ssd::make_folder() {
   mkfs.ext4 -q -F -m 0 "$1" && mkdir -p "$SSD_FOLDER" &&
     mount -o discard,noatime "$1" "$SSD_FOLDER" && chmod 0755 "$SSD_FOLDER"

@@ -1,55 +1,55 @@
 #!/bin/bash
 #
-# The operating system around the scripts: its own upgrades, its package manager, its temporary
-# files. Sourced after lib.sh; sets no shell options and does nothing by itself.
+# The operating system around the scripts: its upgrades, package manager and temporary files. Sourced
+# after lib.sh; sets no shell options and does nothing when sourced.
 #
 # At first boot Debian and Ubuntu upgrade themselves. That takes apt's locks, restarts services and
-# holds up a shutdown for 30 seconds, as long as a preemption lasts.
+# delays a shutdown for 30 seconds, as long as a preemption lasts.
 
-# This file is read by its neighbours:
+# Other scripts use these variables:
 # shellcheck disable=SC2034
 
-# Temporary files. /tmp may be in memory, at half of it or less, and may forbid execution.
+# For temporary files: /tmp may be in memory, with at most half of it, and may forbid execution.
 readonly SCRATCH_DIR="$STATE_DIR/tmp"
 
 readonly UPGRADE_UNITS=(apt-daily.timer apt-daily.service apt-daily-upgrade.timer
   apt-daily-upgrade.service unattended-upgrades.service)
 
-# How long apt itself waits for dpkg's lock; then a line says so, and it is tried again.
+# Seconds that apt itself waits for dpkg's lock; then the scripts log that and try again.
 readonly APT_LOCK_SEC=30
 
-# Tenths of a second for locks, and for an index that cannot be reached. Any other failure is final
-# after APT_TRIES.
+# Tenths of a second to wait for locks and for an unreachable index. Any other failure is final after
+# APT_TRIES tries.
 APT_PATIENCE=6000
 readonly APT_TRIES=3
 readonly APT_LOCKED='Could not get lock|Unable to (acquire|lock)|is another process using it|frontend lock was locked'
 readonly APT_UNREACHABLE='Failed to fetch|Temporary failure resolving|Could not (resolve|connect)|Connection (failed|timed out)|Unable to connect|Hash Sum mismatch|unexpected size'
 readonly DPKG_INTERRUPTED='dpkg was interrupted'
 
-# system::owns COMMAND: it is there and belongs to this VM. With OUTLAST_ROOT set, the commands
+# system::owns COMMAND: whether the command exists and belongs to this VM. With OUTLAST_ROOT, commands
 # outside of it belong to another system.
 system::owns() {
   [[ "$(command -v "$1")" == "$ROOT"/* ]]
 }
 
-# system::has_systemd: systemd runs, as the first process of this VM.
+# system::has_systemd: whether systemd is the first process of this VM.
 system::has_systemd() {
   [[ -d $ROOT/run/systemd/system ]]
 }
 
-# system::use_scratch: TMPDIR is on the boot disk from here on, for every process started.
+# system::use_scratch: sets TMPDIR to a folder on the boot disk, for every process started from now on.
 system::use_scratch() {
   mkdir -p "$SCRATCH_DIR" && chmod 1777 "$SCRATCH_DIR" && export TMPDIR="$SCRATCH_DIR"
 }
 
-# system::quiet: until the next boot nothing upgrades itself, and a shutdown is heard at once.
-# An upgrade at work is left to finish the package in hand: killing dpkg would break it.
+# system::quiet: turns off upgrades until the next boot, and removes delays of a shutdown. A running
+# upgrade may finish its current package, because killing dpkg would break that.
 system::quiet() {
   local folder="$ROOT/run/systemd/logind.conf.d"
   if system::has_systemd && system::owns systemctl; then
     systemctl mask --runtime "${UPGRADE_UNITS[@]}" >/dev/null 2>&1 || true
     systemctl stop --no-block "${UPGRADE_UNITS[@]}" >/dev/null 2>&1 || true
-    # Of all folders the last name counts, and unattended-upgrades has its own file.
+    # The last file name over all folders wins, and unattended-upgrades has its own file.
     if mkdir -p "$folder" &&
       printf '%s\n' '[Login]' InhibitDelayMaxSec=0 PowerKeyIgnoreInhibited=yes \
         >"$folder/zz-outlast.conf"; then
@@ -59,7 +59,7 @@ system::quiet() {
   system::keep_services
 }
 
-# system::keep_services: needrestart, which restarts services after an upgrade, leaves ours alone.
+# system::keep_services: keeps needrestart from restarting Outlast's services after an upgrade.
 system::keep_services() {
   local folder="$ROOT/etc/needrestart/conf.d"
   if [[ -d $folder && ! -e $folder/outlast.conf ]]; then
@@ -70,14 +70,15 @@ system::keep_services() {
 
 # ---- packages -----------------------------------------------------------------------------------
 
-# apt::get ARGUMENTS...: apt-get that asks nothing, its output on stdout.
+# apt::get ARGUMENTS...: runs apt-get without questions, with all its output on stdout.
 apt::get() {
   DEBIAN_FRONTEND=noninteractive LC_ALL=C NEEDRESTART_SUSPEND=1 \
     apt-get -o "DPkg::Lock::Timeout=$APT_LOCK_SEC" "$@" 2>&1 </dev/null
 }
 
-# apt::install NAME...: from fresh lists, into STEP_LOG. Lists of a broken repository are no reason
-# to fail where the packages are in another. Waits for locks: their holders end within minutes.
+# apt::install NAME...: installs packages from fresh lists; its output goes to STEP_LOG. A broken
+# repository is not a failure if the packages are in another one. Waits for locks, whose holders end
+# within minutes.
 apt::install() {
   local names=("$@") output="$STATE_DIR/apt-output" until delay n=0 rc
   until=$(($(time::tenths) + APT_PATIENCE))
@@ -98,8 +99,8 @@ apt::install() {
   return "$rc"
 }
 
-# apt::may_succeed OUTPUT TRIES UNTIL: whether a failed installation is worth another try. Puts
-# right what a cut installation has left.
+# apt::may_succeed OUTPUT TRIES UNTIL: whether to try a failed installation again. Completes an
+# interrupted installation.
 apt::may_succeed() {
   local why=""
   if grep -qE "$DPKG_INTERRUPTED" "$1"; then
@@ -123,8 +124,8 @@ apt::may_succeed() {
   log::info "$CURRENT_STEP" "apt: $why; waiting"
 }
 
-# apt::installed PATTERN...: prints the names of the installed packages that match, one a line. dpkg
-# also knows names that others mention, and ends with 1 where one pattern matches nothing.
+# apt::installed PATTERN...: prints the names of matching installed packages, one per line. dpkg also
+# lists names that other packages mention, and returns 1 if a pattern matches nothing.
 apt::installed() {
   local found
   found="$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "$@" 2>/dev/null ||
