@@ -251,7 +251,7 @@ def results(state: State) -> dict[str, Any]:
 
 
 def state_dict(state: State) -> dict[str, object]:
-    """The living objects that change, by name; a checkpoint restores them in place."""
+    """The live objects that change, by name; a checkpoint restores them in place."""
     return {"search": state.search, "final": state.final}
 
 

@@ -24,7 +24,7 @@ SIDE = 8
 INK_MOST = 16
 """The darkest pixel value."""
 SIDE_LEAST = 4
-"""The least side: below it, nothing is left for the second convolutional layer."""
+"""The least height and width; smaller images leave nothing for the second convolutional layer."""
 SPLIT_SEED = 1797
 TEST_SHARE = 0.2
 ROWS_LEAST = 50

@@ -96,7 +96,7 @@ def build(config: Config) -> State:
     model = MLPClassifier(
         config.hidden,
         learning_rate_init=config.learning_rate,
-        shuffle=False,  # the order is ours
+        shuffle=False,  # ``order`` shuffles
         random_state=config.seed,
     )
     return State(
@@ -146,7 +146,7 @@ def evaluate(state: State) -> dict[str, float]:
 
 
 def state_dict(state: State) -> dict[str, object]:
-    """The living objects that change, by name; a checkpoint restores them in place."""
+    """The live objects that change, by name; a checkpoint restores them in place."""
     return {"model": state.model, "rng": state.rng, "order": state.order}
 
 

@@ -169,10 +169,10 @@ def evaluate(state: State) -> dict[str, float]:
 
 
 def state_dict(state: State) -> dict[str, object]:
-    """The living objects that change, by name. A checkpoint is made of these, and a resumed run
-    puts its values back into them. It may have numpy arrays and generators, dicts, lists, and
-    objects with ``state_dict`` and ``load_state_dict``; an object that cannot be saved is named
-    before the first step."""
+    """The live objects that change, by name. A checkpoint is made of these, and a resumed run puts
+    its values back into them. It may have numpy arrays and generators, dicts, lists, and objects
+    with ``state_dict`` and ``load_state_dict``; an object that cannot be saved is named before the
+    first step."""
     return {
         "weights": state.weights,
         "velocity": state.velocity,
@@ -240,7 +240,7 @@ def _made_up() -> "np.ndarray":
     """Points on either side of a plane, some of them on the wrong one."""
     import numpy as np
 
-    generator = np.random.default_rng(DATA_SEED)  # a constant: --seed is the training's
+    generator = np.random.default_rng(DATA_SEED)  # constant, because --seed is for the training
     points = generator.normal(size=(ROWS, COLUMNS))
     plane = generator.normal(size=COLUMNS)
     classes = points @ plane + generator.normal(size=ROWS) > 0

@@ -146,7 +146,7 @@ def evaluate(state: State) -> dict[str, float]:
 
 
 def state_dict(state: State) -> dict[str, object]:
-    """The living objects that change, by name; a checkpoint restores them in place."""
+    """The live objects that change, by name; a checkpoint restores them in place."""
     return {"now": state.now, "order": state.order}
 
 

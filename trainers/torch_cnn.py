@@ -147,7 +147,7 @@ def evaluate(state: State) -> dict[str, float]:
 
 
 def state_dict(state: State) -> dict[str, object]:
-    """The living objects that change, by name; a checkpoint restores them in place."""
+    """The live objects that change, by name; a checkpoint restores them in place."""
     return {"model": state.model, "optimizer": state.optimizer, "order": state.order}
 
 

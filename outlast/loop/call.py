@@ -14,7 +14,7 @@ NOTES = ("evaluations", "best", "unchanged", "drawn", "unsaved")
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments, checked."""
+    """The checked arguments of ``outlast.train``."""
 
     state: Mapping[str, object]
     total: int | None

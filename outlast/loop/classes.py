@@ -129,7 +129,7 @@ def set_attributes(value: object, news: dict[str, Any]) -> None:
 
 
 def is_code(cls: type, name: str) -> bool:
-    """Whether setting the attribute would run a property or the like, replace a method, or change
+    """Whether setting the attribute would run code such as a property, replace a method, or change
     the class."""
     for each in cls.__mro__:
         if name in each.__dict__:

@@ -17,7 +17,7 @@ from outlast.loop.signals import Interrupts, Signals, Supervised
 from outlast.protocol import SOCKET_VARIABLE, Channel, Ended, Welcome
 
 ENDED_SEC = 10.0
-"""How long a stopped trainer waits for its supervisor's record of the end."""
+"""Seconds that a stopped trainer waits until its supervisor has recorded the end."""
 
 _completed: set[parts.Key] = set()
 """The runs that this process has completed, each as one training without a part name."""
@@ -138,7 +138,7 @@ class Connection:
                 self._session.tick(step, "train", last=True)
 
     def report(self, message: str, kind: str, lines: Sequence[str] = ()) -> None:
-        """Tell the supervisor why training ends, if there is one."""
+        """Tell the supervisor, if there is one, why training ends."""
         if self._session is not None:
             self._session.report(message, kind, lines)
 

@@ -66,13 +66,13 @@ class SupervisorLost(LoopError):
     exit: int | None = None
 
     def __str__(self) -> str:
-        if self.exit == exits.FENCED:  # starting the same run again would only fence the other
+        if self.exit == exits.FENCED:  # starting the run again would only fence the other process
             return "another process works on this folder; end one of them"
         return super().__str__()
 
 
 class RunEnded(SystemExit):
-    """The run has ended already; carries the exit code that belongs to its end."""
+    """The run has already ended; has the exit code of that end."""
 
 
 TOLD_ALONE = (

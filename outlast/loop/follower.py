@@ -40,7 +40,7 @@ class Follower:
         return self._result_of_part is not None
 
     def begin(self) -> None:
-        """Begin as rank 0 says. RunEnded if the run has ended."""
+        """Begin where rank 0 says. RunEnded if the run has ended."""
         # The terminal's Ctrl-C and torchrun's SIGTERM reach every rank; rank 0 decides at the next
         # boundary what they mean. If rank 0 has ended, the watch ends this rank.
         self._signals.install()
@@ -172,7 +172,7 @@ class Follower:
         """Do nothing: rank 0 has already said at the part's end whether to stop."""
 
     def end(self, error: BaseException | None) -> None:
-        """Leave the others; tell them why if this rank failed."""
+        """Close the connections; tell the other ranks why if this rank failed."""
         if self._result_folder is not None:
             shutil.rmtree(self._result_folder, ignore_errors=True)
         try:

@@ -26,7 +26,7 @@ from outlast.loop.errors import DoesNotFit
 _BLOB_BYTES_MAX = 1 << 20
 """Arrays longer than this are not searched for a generator's position, which has 5 KB at most."""
 _SMALL_BYTES = 16
-"""A position as short as this is looked for by itself, not within other values."""
+"""A position this short must be a whole list or array, not a part of an array."""
 _GPU_BYTES = 16
 _CODES = {1: "B", 4: "I", 8: "Q"}
 _INLINE = re.compile(r'"\$bytes": "([^"]*)"')
@@ -106,7 +106,7 @@ class Draws:
         self._drawn: list[str] = []
 
     def begin(self, step: int, drawn: Collection[str]) -> None:
-        """Training begins after ``step``; ``drawn`` is the note of the snapshot that was restored.
+        """Begin after ``step``; ``drawn`` is the note in the restored snapshot.
 
         DoesNotFit names an unsaved generator that the steps before the snapshot drew from.
         """

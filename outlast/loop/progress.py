@@ -12,7 +12,7 @@ class Progress:
     def __init__(self, total: int | None) -> None:
         self.total = total
         self.step = 0
-        """Steps that are completed."""
+        """Number of completed steps."""
         self.making: int | None = None
         """The current step; None between two steps."""
         self.marked = False
@@ -58,7 +58,7 @@ class Progress:
         self.finished = True
 
     def finish(self, why: str) -> None:
-        """As ``Training.finish``."""
+        """Finish the training, see ``Training.finish``."""
         if not isinstance(why, str) or not why.strip():
             raise LoopError(f"finish {why!r}: must say why, such as 'no improvement in 5 evals'")
         if not self.started:

@@ -18,7 +18,7 @@ _reads: "set[BatchSampler] | None" = None
 
 
 class BatchSampler:
-    """Endless batches of row numbers, epoch after epoch; put it into the state of a training.
+    """Endless batches of row numbers, epoch after epoch. Put the sampler into a training's state.
 
     Alone (``zip(run.steps(), sampler)``), or as ``batch_sampler`` of a
     ``torch.utils.data.DataLoader`` with any number of workers, through ``over``::

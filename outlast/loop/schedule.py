@@ -18,7 +18,7 @@ COST_FACTOR = 20.0
 """Snapshots take at most a twentieth of the time, even if machines are never preempted."""
 
 LIVES = ((0.54, 0.78 * 3600.0), (0.46, 36.0 * 3600.0))
-"""(Share, mean seconds) of the lives of Spot VMs: a mixture of two exponential distributions.
+"""(Share, mean seconds) of the lifetimes of Spot VMs, a mixture of two exponential distributions.
 
 Fitted to 1442 lifetimes of Google's preemptible VMs (Kadupitiya, Jadhao and Sharma, HPDC 2020,
 arXiv 1911.05160). Lifetimes that ended at the limit of 24 hours, which Spot VMs do not have, count
@@ -55,7 +55,7 @@ def interval_sec(cost_sec: float, age_sec: float, commit_sec: float | None = Non
 
 
 class Schedule:
-    """Decides at each step boundary; the clock is the caller's."""
+    """Decides at each step boundary; the caller passes the time."""
 
     def __init__(
         self,

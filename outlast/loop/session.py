@@ -1,4 +1,4 @@
-"""The trainer's side of the conversation with its supervisor.
+"""The trainer's side of the protocol with its supervisor.
 
 Single-threaded: the loop reads the supervisor's messages between two steps.
 """

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a training is open.
+"""Handles Ctrl-C and SIGTERM while a training is open.
 
 Python runs handlers only in the main thread; in another thread nothing is installed, and signals
 have their usual effect.

@@ -1,4 +1,4 @@
-"""A snapshot's folder: ``arrays.bin`` with the arrays, ``state.json`` with everything else.
+"""Writes and reads a snapshot's folder: ``arrays.bin`` with arrays, ``state.json`` with the rest.
 
 ``arrays.bin`` has the arrays' raw bytes in sequence, each at a multiple of 64; ``state.json`` has
 their dtypes, shapes and offsets. A trainer's model in the result is the same two files, under names

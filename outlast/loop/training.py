@@ -205,7 +205,7 @@ class Training:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    # The life of the context.
+    # The context manager.
 
     def __enter__(self) -> Self:
         try:
@@ -222,7 +222,7 @@ class Training:
         trace: TracebackType | None,
     ) -> None:
         if os.getpid() != self._own:
-            return  # a forked child: the training is its parent's
+            return  # a forked child, whose parent has the training
         self._leave_loop()
         progress = self._progress
         over = error is None or (ending.left_with_0(error) and progress.is_over)

@@ -183,7 +183,7 @@ def _restore_all(variables: list[Any], nodes: list[Any], path: str, blobs: Blobs
 
 
 def _role(path: str) -> str:
-    """The end of a path without the numbers by which Keras counts a process's layers."""
+    """The last part of a path, without the numbers that Keras gives to a process's layers."""
     return re.sub(r"_\d+", "", path.rpartition("/")[2])
 
 

@@ -40,7 +40,7 @@ def of(value: Any, *, wrapped: bool = True) -> dict[str, Owner]:
 
 
 def framework() -> Framework:
-    """How to distinguish Keras' own objects and a backend's tensors from plain values."""
+    """How to distinguish Keras's own objects and a backend's tensors from plain values."""
 
     def is_kept(value: Any) -> bool | None:
         if isinstance(value, _SAVED):

@@ -1,4 +1,4 @@
-"""scikit-learn: estimators by their parameters and fitted attributes, never by pickle.
+"""scikit-learn: estimators, saved as parameters and fitted attributes, never by pickle.
 
 The fitted attributes are all those of the instance that are not its constructor's parameters. For
 MLPClassifier they include the optimiser with its moments and the random state that partial_fit

@@ -1,4 +1,4 @@
-"""XGBoost: a Booster by its raw model (UBJSON) and its configuration.
+"""XGBoost: a Booster, saved as its raw model (UBJSON) and its configuration.
 
 A Booster that samples rows or columns does not reveal its position in its random numbers, and a
 restored one would draw others, so it is refused, and so is gblinear. Train such a model in

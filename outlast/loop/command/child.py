@@ -1,4 +1,4 @@
-"""The command's processes: started, watched, signalled and ended as one tree."""
+"""Starts, watches, signals and ends the command's processes as one tree."""
 
 import contextlib
 import os

@@ -59,7 +59,7 @@ class Command:
 
     @property
     def text(self) -> str:
-        """All its words."""
+        """The whole command as text."""
         return " ".join([self.line, *self.argv])
 
     @property

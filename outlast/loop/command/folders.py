@@ -14,7 +14,7 @@ class Folders:
     data: Path
 
     def __init__(self, command: Command, work: Path) -> None:
-        """``work`` is the supervisor's folder for snapshots."""
+        """Derive the paths; ``work`` is the supervisor's folder for snapshots."""
         self.work = work
         self.home = command.home or work / "tmp-command"
         self.cwd = command.cwd or self.home / "source" / command.folder

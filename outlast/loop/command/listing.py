@@ -22,7 +22,7 @@ class Seen:
     size: int
     mtime_ns: int
     ctime_ns: int
-    """No program can set it back."""
+    """Change time, which no program can set back."""
     device: int
     inode: int
     mode: int

@@ -1,4 +1,4 @@
-"""The runner's end of ``outlast mark``: a socket, and a program of that name on the PATH."""
+"""The runner's side of ``outlast mark``: a socket, and a program ``outlast`` on the PATH."""
 
 import contextlib
 import json

@@ -16,7 +16,7 @@ from outlast.loop.command.errors import CommandError
 from outlast.loop.command.listing import look
 
 ASIDE = ".outlast-aside"
-"""Marks a folder that was moved out of the way of a checkpoint."""
+"""Name of the file that marks a folder moved aside for a checkpoint."""
 
 _NOT_RENAMED = (errno.EBUSY, errno.EXDEV)
 _OF_THE_SYSTEM = "lost+found"

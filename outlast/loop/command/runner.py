@@ -74,7 +74,7 @@ class _Stop:
 
 
 class Runner:
-    """One attempt of a command. Use once: ``run``."""
+    """One attempt of a command. Call ``run`` once."""
 
     def __init__(
         self,
