@@ -95,8 +95,8 @@ TRAINERS_ERRORS = (
 MAINTENANCE_EVERY_SEC = 30.0
 
 LAST_ROOM = 3
-"""Most snapshots in flight after the loop has ended: one being committed, the best one, and the
-last."""
+"""Maximum number of snapshots in flight after the loop has ended: one being committed, the best
+one, and the last."""
 
 AFTER_SEC = 600.0
 """Seconds that a program may keep running after its training is complete."""
@@ -604,8 +604,8 @@ class Attempt:
     # -- the verdict --------------------------------------------------------------------------
 
     def _judge(self, link: Link, now: float) -> None:
-        """Decides why the trainer ended without completing, and what comes next. Nothing is in
-        flight."""
+        """Decides why the trainer ended without completing, and what comes next. Called when
+        nothing is in flight."""
         if self._leaving is not None:
             self._judged = True
             reason = self._leaving.reason

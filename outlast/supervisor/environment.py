@@ -219,8 +219,7 @@ class Builder:
         self._run([*pip, "--no-index", "--no-deps", str(wheel)], "pip install")
 
     def _is_baked(self, wanted: list[Layer], baked: Path) -> bool:
-        """Whether a locked file is all that is wanted, and the image's environment was built from
-        it."""
+        """Whether only a locked file is wanted, and the image's environment was built from it."""
         mark, (first, *others) = baked / MARK, wanted
         asked = first.asked
         if others or asked is None or not asked.is_hashed or not asked.data or not mark.is_file():
@@ -460,7 +459,7 @@ class Builder:
 
     def _keep(self, layer: Layer, scratch: Path, made: Path) -> None:
         """Keeps the wheels in the bucket. If another machine was first, its wheels are used, so
-        that all boots have the same."""
+        that all boots have the same; but wheels that pip has checked by hashes stay."""
         packed = scratch / "made.zip"
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
             for wheel in sorted(made.glob("*.whl")):

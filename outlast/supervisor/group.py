@@ -250,7 +250,7 @@ class _MayNotLeave(Exception):
 
 
 def wait_for_permission(group: Membership, patience: Patience) -> bool:
-    """Whether this machine may leave its group; waits for new permissions for as long as
+    """Whether this machine may leave its group. Waits for new permissions for as long as
     ``patience`` allows."""
 
     def once() -> None:

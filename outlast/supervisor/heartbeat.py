@@ -70,7 +70,8 @@ class HeartbeatSender:
                     self._send()
 
     def _is_due(self) -> bool:
-        """Whether the last heartbeat is older than a second or lacks a warning."""
+        """Whether no heartbeat was sent, or the last one is older than a second or lacks a
+        warning."""
         if self._sent_at is None or len(self._progress.warnings) > self._warned:
             return True
         return time.monotonic() - self._sent_at >= 1.0

@@ -26,7 +26,7 @@ from outlast.supervisor.rooms import Rooms
 from outlast.supervisor.site import Next, Outcome
 
 ROWS_DROP_BYTES = 1 << 20
-"""Most bytes, roughly, of rows on the disk that are already in the bucket."""
+"""Approximate maximum size, in bytes, of rows on the disk that are already in the bucket."""
 
 
 def _is_no_result(name: str) -> bool:

@@ -1,9 +1,9 @@
 """Decides which wheels in the bucket a machine may install, so that writers of the bucket
 cannot.
 
-If the requirements have hashes, only wheels with these hashes. Otherwise HEAD records one digest
-for each layer at the first time, and later attempts install the same bytes or report that they
-differ.
+If the requirements have hashes, only wheels with these hashes are allowed. Otherwise the first
+attempt records one digest for each layer in HEAD, and later attempts install the same bytes or
+report that they differ.
 """
 
 import hashlib

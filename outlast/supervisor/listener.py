@@ -57,7 +57,7 @@ class Disconnected:
 
 
 class Listener:
-    """Accepts trainers for the whole life of the supervisor, for the attempt that listens."""
+    """Accepts trainers as long as the supervisor runs, for the attempt that listens."""
 
     def __init__(
         self, socket_path: Path, *, mask: Mask | None = None, user: TrainerUser | None = None

@@ -214,7 +214,8 @@ def command_argv(
     more: Mapping[str, Any] | None = None,
     **options: Path | str | None,
 ) -> list[str]:
-    """The command line of the runner, in this interpreter; the command finds its own on its PATH.
+    """The command line of the runner, in this interpreter; the command's own interpreter is on its
+    PATH.
 
     ``options`` are the runner's: ``source``, ``folder`` and ``programs``. ``more`` are the user's
     options by their flags: True for a bare flag, a list for a repeated one."""

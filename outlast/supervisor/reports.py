@@ -13,8 +13,8 @@ from outlast.supervisor.trainer_log import LogUpload
 
 
 class Reports:
-    """The threads that report on one attempt. Only a change of HEAD that the heartbeat finds can
-    end the attempt."""
+    """The threads that report on one attempt. Only a change of HEAD or an unexpected error in the
+    heartbeat ends the attempt."""
 
     def __init__(self, head_file: HeadFile, site: Site) -> None:
         self._head_file = head_file

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 ENDPOINT = "https://secretmanager.googleapis.com/"
 ENDPOINT_VARIABLE = "OUTLAST_SECRET_MANAGER_ENDPOINT"
 BYTES_MAX = 65_536
-"""The most bytes that Secret Manager holds in one version."""
+"""Maximum size of a version in Secret Manager, in bytes."""
 MASK = b"***"
 MASKED_BYTES_MIN = 6
 """A shorter secret is not masked: it would also mask ordinary words in the log."""
@@ -194,7 +194,8 @@ class Mask:
         return b"".join([*pieces, data[done:hold]]), data[hold:]
 
     def rest(self, held: bytes) -> bytes:
-        """Masks the end of a stream: whole secrets, and one of which at least half is there."""
+        """Masks the end of a stream: whole secrets, and the start of one if at least half of it is
+        there."""
         if self._any is None or not held:
             return held
         masked = self._any.sub(MASK, held)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails
 
 LONGEST_SHOWN = 80
-"""Most characters of a value in a sentence."""
+"""Maximum number of characters of a value in a sentence."""
 
 
 class Part(BaseModel):

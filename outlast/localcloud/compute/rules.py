@@ -34,7 +34,7 @@ MOST_VERSIONS = 2
 LIMITS = ("maxSurge", "maxUnavailable")
 """The limits of an update policy."""
 SMALLEST_IN_PERCENT = 10
-"""Least size of a regional group whose update policy has percentages."""
+"""Minimum size of a regional group whose update policy has percentages."""
 
 
 def invalid(field: str, value: object, rule: str) -> ApiError:

@@ -20,9 +20,9 @@ from outlast.localcloud.http.senders import Senders
 
 NAMES = ("127.0.0.1", "localhost")
 MAX_BODY_BYTES = 10 << 20
-"""Most bytes of a request's body, except an object's bytes."""
+"""Maximum size of a request's body in bytes, except an object's bytes."""
 MAX_HEAD_BYTES = 64 << 10
-"""Most bytes of a request's line and headers together."""
+"""Maximum size of a request's line and headers together, in bytes."""
 CORK_BYTES = 16 << 10
 STRANGER_SEC = 5.0
 """Seconds that another user's connection is kept."""

@@ -40,7 +40,7 @@ STEPPED = ("step", "snapshot", "upload", "commit", "committed")
 
 
 MAX_BYTES = 1 << 20
-"""Most bytes of a file."""
+"""Maximum size of a file, in bytes."""
 
 
 class ScenarioError(UsageError):
@@ -145,7 +145,7 @@ class Lifetimes(Part):
     """Share of the deaths that are preemptions with a notice; the others are sudden."""
     notice_sec: Sec | None = None
     deaths: Ordinal | None = None
-    """Most deaths; later boots do not end."""
+    """Maximum number of deaths; later boots do not end."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "Lifetimes":

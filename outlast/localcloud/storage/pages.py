@@ -11,7 +11,7 @@ MAX_PAGE = 1000
 
 
 def size(query: Mapping[str, str]) -> int:
-    """Most items and prefixes of a page. Raises ApiError 400."""
+    """Maximum number of items and prefixes of a page. Raises ApiError 400."""
     asked = whole_number(query, "maxResults")
     limit = MAX_PAGE if asked is None else min(asked, MAX_PAGE)
     if limit < 1:

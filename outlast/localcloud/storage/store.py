@@ -28,7 +28,7 @@ SESSION_SEC = 7 * DAY_SEC
 MAX_WRITES_REMEMBERED = 20_000
 
 SWITCHES: dict[str, int | float] = {
-    # Least seconds between two writes of one name; an earlier one is refused with 429.
+    # Minimum seconds between two writes of one name; an earlier one is refused with 429.
     "write_interval_sec": 1.0,
     # Bytes per call of a rewrite that changes the location or class.
     "rewrite_bytes_per_call": 1 << 30,

@@ -147,7 +147,8 @@ class Creation:
         self._inventory.at(member.retry_at, "member", *group.key, member.name)
 
     def room(self, group: Group) -> HasRoom:
-        """Returns a test whether a zone has room for VMs of the group's main version."""
+        """Returns a function that tells whether a zone has room for VMs of the group's main
+        version."""
         template = self._inventory.templates.get(group.main["template"])
         properties = self.properties(group, template) if template and group.regional else {}
         capacity = self._inventory.capacity

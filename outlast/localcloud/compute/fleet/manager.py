@@ -24,7 +24,8 @@ from outlast.localcloud.compute.fleet.placement import (
 )
 
 LOOKS, LOOKS_EACH = 100, 20
-"""Most looks at a group before it must be at rest: a fixed number, and more for each member."""
+"""Maximum number of looks at a group before it must be at rest: a fixed number, and more for each
+member."""
 
 # From the least disruptive action of an update to the most disruptive.
 UPDATES = ("NONE", "REFRESH", "RESTART", "REPLACE")
