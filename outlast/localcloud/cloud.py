@@ -36,8 +36,8 @@ class Options:
     guest_env: dict[str, str] = field(default_factory=dict)
     """Added to the environment of every guest."""
     notice_sec: float = 3.0
-    """Seconds from the `preempted` flag to SIGTERM; 0 if a template's preemptionNoticeDuration is
-    0."""
+    """Seconds from the `preempted` flag to SIGTERM, for VMs with a preemptionNoticeDuration above
+    0; for others there is no notice."""
     grace_sec: float = 2.0
     """Seconds from SIGTERM to SIGKILL."""
     guests: bool = True

@@ -141,9 +141,9 @@ class Operations:
         """Plans a fault for the next `times` (None: all) operations whose `METHOD PATH` matches the
         whole regular expression and whose path applies.
 
-        A path begins below the project and ends with the name of the object to create: `POST
-        zones/.*/instanceGroupManagers/g1`. A delayed operation does its work at once, but stays
-        RUNNING for `delay_sec`; one with an error, (code, message), changes nothing."""
+        A path begins below the project and ends with the name of the object to create, such as
+        `POST zones/.*/instanceGroupManagers/g1`. A delayed operation does its work at once, but
+        stays RUNNING for `delay_sec`; one with an error, (code, message), changes nothing."""
         fault = Fault(*error) if error else None
         self._troubles.append(Trouble(re.compile(match), delay_sec, fault, times, applies))
 
