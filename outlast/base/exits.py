@@ -57,7 +57,6 @@ class Reason(StrEnum):
     NEVER_STARTED = "never-started"
     SETUP_FAILED = "setup-failed"
     DRIVER = "driver"
-    NO_CAPACITY = "no-capacity"
     RESTORE_ERROR = "restore-error"
     USER_FAILED = "user-failed"
     USAGE = "usage"
@@ -92,7 +91,6 @@ INFRASTRUCTURE_REASONS = frozenset(
         Reason.NEVER_STARTED,
         Reason.SETUP_FAILED,
         Reason.DRIVER,
-        Reason.NO_CAPACITY,
         Reason.RESTORE_ERROR,
     }
 )

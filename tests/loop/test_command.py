@@ -790,7 +790,7 @@ def test_ctrl_c_before_a_checkpoint_was_complete_says_so(tmp_path: Path) -> None
         _, err = process.communicate(timeout=WAIT_SEC)
     assert process.returncode == 75
     assert "outlast: stopped; no checkpoint was complete yet (CHECKPOINT_DIR is once" in err
-    assert "goes on" not in err
+    assert "resumes" not in err
 
 
 def test_a_second_save_before_the_first_held_still_is_said_at_once(place: Place) -> None:
