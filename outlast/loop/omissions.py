@@ -46,7 +46,7 @@ _SHOWN_BY = (
 )
 """Libraries whose objects change without affecting a result."""
 LEFT_OUT = "which state_dict() or load_state_dict() leaves out"
-LOOSE = "which stands in an object that cannot be saved"
+LOOSE = "which is in an object that cannot be saved"
 _CLOCKS = (time.time, time.monotonic, time.perf_counter, time.process_time)
 
 Keep = Callable[[Any], bool]

@@ -42,6 +42,8 @@ class Link:
         """The error that it named as the cause of its end."""
         self.refusal: Error | None = None
         """The refusal of data that it asked for; a trainer may continue without."""
+        self.exit_said: int | None = None
+        """The program's exit code, if the trainer has sent it."""
 
     # -- its life -----------------------------------------------------------------------------
 

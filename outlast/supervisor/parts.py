@@ -77,7 +77,7 @@ class Parts:
                 )
         return None
 
-    def goes_on(self) -> str:
+    def resumes_from(self) -> str:
         """A clause for people: where the same command will continue."""
         newest = self._newest
         if newest is None or is_init(newest):

@@ -56,3 +56,41 @@ class Worker:
             except Exception as found:
                 value, error = None, found
             self._post(Finished(job, value, error))
+
+
+class Work:
+    """Counts the jobs of one attempt. All methods belong to the attempt's one thread."""
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None
+        self.under_way = 0
+        """Jobs submitted and not finished."""
+        self.snapshots = 0
+        """Jobs among them that commit a snapshot."""
+        self.finishing = False
+        """Whether the submitted job ends the attempt."""
+
+    def begin(self, worker: Worker) -> None:
+        """The thread that does the jobs from here on."""
+        self._worker = worker
+
+    def submit(self, job: Job) -> None:
+        """Queue a job."""
+        assert self._worker is not None
+        self.under_way += 1
+        if job.snapshot is not None:
+            self.snapshots += 1
+        if not job.beside:
+            self.finishing = job.snapshot is None
+        self._worker.submit(job)
+
+    def over(self, job: Job) -> None:
+        """A job is finished."""
+        self.under_way -= 1
+        if job.snapshot is not None:
+            self.snapshots -= 1
+
+    def close(self) -> None:
+        """No job begins any more."""
+        if self._worker is not None:
+            self._worker.close()

@@ -66,7 +66,7 @@ _ONLY_SAID = Mutant(
     "a warning of maintenance is only said",
     (
         Edit(
-            "outlast/supervisor/attempt.py",
+            "outlast/supervisor/trainer_loop.py",
             "                self._maintenance_at = time.monotonic()\n",
             "",
         ),
@@ -199,9 +199,9 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
             "a trainer's death is judged at once, though the machine may be about to stop",
             (
                 Edit(
-                    "outlast/supervisor/attempt.py",
-                    "self._verdict_at = now + self.spec.timeouts.failure_grace\n",
-                    "self._verdict_at = now\n",
+                    "outlast/supervisor/verdict.py",
+                    "self.due = now + self._grace_sec\n",
+                    "self.due = now\n",
                 ),
             ),
         ),
@@ -210,13 +210,12 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
             "a trainer that had to stop is judged by its exit code",
             (
                 Edit(
-                    "outlast/supervisor/attempt.py",
-                    "            reason = self._leaving.reason\n"
-                    "            if reason is Reason.LIMIT:\n"
-                    "                self._submit_failed(link, Reason.LIMIT, ",
-                    "            reason, _ = self._cause(link)\n"
-                    "            if reason is not Reason.INTERRUPTED:\n"
-                    "                self._submit_failed(link, reason, ",
+                    "outlast/supervisor/verdict.py",
+                    "        if leaving.reason is Reason.LIMIT:\n"
+                    "            return self._fail(link, Reason.LIMIT, ",
+                    "        reason, _ = self._cause(link)\n"
+                    "        if reason is not Reason.INTERRUPTED:\n"
+                    "            return self._fail(link, reason, ",
                 ),
             ),
         ),

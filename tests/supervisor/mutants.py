@@ -37,10 +37,10 @@ from outlast.bucket.store import (
     memory,
 )
 from outlast.bucket.store.contract import opened
-from outlast.supervisor.attempt import Attempt
 from outlast.supervisor.group import Group
 from outlast.supervisor.link import Link
 from outlast.supervisor.site import Next, Outcome
+from outlast.supervisor.trainer_loop import TrainerLoop
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -332,15 +332,15 @@ def failure_counted_after_the_retry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def exit_0_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit 0 is the end of the run, also after a stop that was sent to the trainer."""
-    judge = Attempt._judge
+    judge = TrainerLoop._judge
 
-    def trusting(attempt: Attempt, link: Link, now: float) -> None:
+    def trusting(loop: TrainerLoop, link: Link, now: float) -> None:
         if link.exit_code != 0:
-            return judge(attempt, link, now)
-        attempt._committer.finish(State.DONE, Reason.DONE, exit=0)
-        attempt._outcome = Outcome(Next.LEAVE, Reason.DONE, "the trainer exited with 0")
+            return judge(loop, link, now)
+        loop._term.committer.finish(State.DONE, Reason.DONE, exit=0)
+        loop._outcome = Outcome(Next.LEAVE, Reason.DONE, "the trainer exited with 0")
 
-    monkeypatch.setattr(Attempt, "_judge", trusting)
+    monkeypatch.setattr(TrainerLoop, "_judge", trusting)
 
 
 def leaving_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

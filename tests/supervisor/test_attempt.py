@@ -47,7 +47,7 @@ from outlast.protocol import (
     Hello,
     Stop,
 )
-from outlast.supervisor import attempt, jobs
+from outlast.supervisor import jobs, trainer_loop
 from outlast.supervisor.code import CodeRefused, CodeUnavailable
 from outlast.supervisor.life import record_boot_end
 from outlast.supervisor.progress import Progress
@@ -662,7 +662,7 @@ def test_a_second_training_in_one_program_is_refused_and_its_run_is_not_done(
 def test_a_program_that_does_not_end_after_its_training_is_not_waited_for_for_ever(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt, "AFTER_SEC", 0.3)
+    monkeypatch.setattr(trainer_loop, "AFTER_SEC", 0.3)
 
     def script(life: Life) -> int:
         finish(life)

@@ -167,7 +167,7 @@ def _check_tree(files: set[str], *others: Iterable[str]) -> None:
     for name in sorted(leaves | folders):
         for parent in PurePosixPath(name).parents:
             if str(parent) in leaves:
-                raise ValueError(f"{name!r}: lies below {str(parent)!r}, a file or a link")
+                raise ValueError(f"{name!r}: is below {str(parent)!r}, a file or a link")
 
 
 def _check_learned(found: Any) -> None:
