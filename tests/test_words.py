@@ -86,7 +86,7 @@ PROSE = {
 
 SETTLED = re.compile(
     r"(?:components|docs|examples|policy|startup|tools|trainers"
-    r"|outlast/(?:base|bucket|cli|cloud|costs|dynamic|localcloud|machines|settings|spec"
+    r"|outlast/(?:base|bucket|cli|cloud|costs|dynamic|localcloud|loop|machines|settings|spec"
     r"|supervisor))/.*|[A-Z]+\.md"
 )
 """Files without the phrases below either; add a folder when it is rewritten."""
