@@ -82,8 +82,10 @@ def wait_of(
         count = f"{len(failed)} boots have" if len(failed) > 1 else "1 boot has"
         said = f"{count} failed, the last with {failed[-1].reason}"
     if seen and seen.size == 0:
-        what = BootState.NEVER_STARTED if boots else BootState.WAITING
-        return Wait(what, None, _joined(said, "its group has target size 0"))
+        unrecorded = not boots and attempt is None
+        what = BootState.NEVER_STARTED if boots or unrecorded else BootState.WAITING
+        left = "a VM left it without a boot record: see its serial port" if unrecorded else ""
+        return Wait(what, None, _joined(said, "its group has target size 0", left))
     if seen and seen.vm is None:
         last = boots[-1].start if boots else attempt or seen.made
         errors = [error for error in seen.errors if error[0] >= last]

@@ -101,6 +101,14 @@ NOTHING = "1 boot has failed, the last with setup-failed"
             None,
             f"{NOTHING}; its group has target size 0",
         ),
+        # Its metadata was incomplete, or the bucket refused the record.
+        (
+            [],
+            Seen(ago(90), 0, None),
+            "never-started",
+            None,
+            "its group has target size 0; a VM left it without a boot record: see its serial port",
+        ),
         # A VM whose disk stays boots again.
         ([Boot("1", ago(1), None)], Seen(ago(90), 1, OLD), "booting", ago(1), "VM vm-1 boots"),
     ],
