@@ -63,3 +63,13 @@ class Tiers:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         counts = ", ".join(f"{tier} {number}" for tier, number in self._ran.items())
         terminalreporter.write_line(f"tests that ran by tier: {counts}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Reports go from the workers to pytest as UTF-8; a log line may quote odd text."""
+    report = yield
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report

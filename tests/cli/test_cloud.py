@@ -289,7 +289,9 @@ def test_another_users_folder_is_no_clouds(shell: Shell):
     os.chown(shell.state, 65534, 65534)
     try:
         assert clouds.find(shell.state) is None
-        assert "none runs" in shell.outlast("cloud", "stop", "--state", str(shell.state)).stderr
+        assert (
+            "none is running" in shell.outlast("cloud", "stop", "--state", str(shell.state)).stderr
+        )
     finally:
         os.chown(shell.state, 0, 0)
     assert running(shell) == found

@@ -641,7 +641,7 @@ def test_another_command_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         (["--", "./plain.py"], "command './plain.py': is not executable; write what runs it"),
         (["--", "./folder"], "command './folder': no such program"),
         (["--", "./text.py"], "is a text without a line #! that says what runs it"),
-        (["--", "./other.py"], "its first line names /no/such/python, which is not there"),
+        (["--", "./other.py"], "its first line names /no/such/python, which does not exist"),
         (["--", "cat", "{data}"], "command {data}: the run has no data; name it"),
         (["--shell", "--", "cat {data}"], "command {data}: the run has no data; name it"),
         (["--data", "a/x", "--data", "b/x", "--", "true"], "another path ends in x too"),
@@ -700,7 +700,7 @@ def test_a_try_that_never_came_to_a_checkpoint_makes_way(tmp_path: Path) -> None
     mended = programs.run(tmp_path, [*argv, line])
     assert mended.returncode == 3
     (aside,) = tmp_path.glob("run.*")
-    assert f"held another run, without a checkpoint; that is in {aside.name} now" in mended.stderr
+    assert f"held another run, without a checkpoint; it is in {aside.name} now" in mended.stderr
     assert (aside / "attempts/000001/end.json").exists()
     before = programs.head(tmp_path / "run")
     refused = programs.run(tmp_path, [*argv, "exit 0"])
