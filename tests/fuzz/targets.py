@@ -401,7 +401,7 @@ def _checkpoint(work: Path) -> Target:
             text = json.dumps(body).encode()
         put = store.put(f"{folder}MANIFEST.json", text)
         kept = Checkpoint(folder, put.generation, blake3(text).hexdigest(), 1, 5, ())
-        reader = restore.Reader(store, ONCE, lambda said: None)
+        reader = restore.Reader(store, ONCE, lambda: None)
         return reader.read(kept, place / "restored")[0]
 
     return Target("a checkpoint", files, read, (StoreError,), ("MANIFEST.json",))
