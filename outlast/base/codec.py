@@ -19,6 +19,8 @@ from typing import Any, Self
 
 FORMAT = 1
 """Format of the records that this version reads and writes."""
+FORMATS = 1_000_000
+"""No version will give a record so high a number."""
 
 _WHOLE_MAX = (1 << 63) - 1
 _LEVELS_MAX = 100
@@ -70,7 +72,7 @@ class OtherFormat(ValueError):
 
 def check_format(what: str, found: Any, reads: int = FORMAT) -> None:
     """OtherFormat if another version wrote `what`; ValueError if no version gives this number."""
-    if type(found) is not int or found < 1:
+    if type(found) is not int or not 1 <= found < FORMATS:
         raise ValueError(f"{what}.format {ascii(found)[:100]}: must be {reads}")
     if found != reads:
         then = "upgrade Outlast" if found > reads else "use the version of Outlast that wrote it"

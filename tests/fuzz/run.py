@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outlast.base.codec import OtherFormat
 from outlast.bucket.data import CACHE_VARIABLE
 from tests.fuzz import mutate, targets, watch
 from tests.fuzz.targets import Target
@@ -194,7 +195,7 @@ def _smaller(content: bytes, fails: Any) -> bytes:
 def _judged(error: Exception) -> str:
     """`refused` for an error of ours with a sentence, else what it is."""
     text = str(error)
-    if isinstance(error, ValueError) and type(error) is not ValueError:
+    if isinstance(error, ValueError) and type(error) not in (ValueError, OtherFormat):
         return f"{type(error).__name__}: {text}"
     if not _PLACE.search(text):
         return f"an error without a place: {type(error).__name__}: {text}"
