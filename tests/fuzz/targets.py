@@ -27,7 +27,7 @@ from outlast.base.codec import Record
 from outlast.base.exits import Reason, State
 from outlast.base.retry import Limits, Patience
 from outlast.bucket import blocks, data, history, pages, restore, rows
-from outlast.bucket.errors import CommitError
+from outlast.bucket.errors import CommitError, RestoreError
 from outlast.bucket.head import (
     Checkpoint,
     DataFingerprint,
@@ -404,7 +404,7 @@ def _checkpoint(work: Path) -> Target:
         reader = restore.Reader(store, ONCE, lambda: None)
         return reader.read(kept, place / "restored")[0]
 
-    return Target("a checkpoint", files, read, (StoreError,), ("MANIFEST.json",))
+    return Target("a checkpoint", files, read, (StoreError, RestoreError), ("MANIFEST.json",))
 
 
 def _result(work: Path) -> Target:
