@@ -43,9 +43,8 @@ def main(argv: Sequence[str]) -> int:
         module = trainers.load_from(Path(name)) if os.sep in name else trainers.load(name)
         if not callable(getattr(module, "main", None)):
             print(
-                f"trainer {name!r}: has no function main(argv), which trains; write it as in"
-                " trainers/dummy.py, or run the script itself: outlast train -- python"
-                f" {name}.py",
+                f"trainer {name!r}: has no function main(argv), which trains; write it as in "
+                f"trainers/dummy.py, or run the script itself: outlast train -- python {name}.py",
                 file=sys.stderr,
             )
             return exits.USAGE

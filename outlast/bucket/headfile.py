@@ -217,8 +217,7 @@ class HeadFile:
                                 Act.REFUSE,
                                 Reason.UNREADABLE,
                                 f"HEAD is older than the run: it names {newest(look)}, and "
-                                f"{stale}; "
-                                "`outlast repair` repairs it, then `outlast resume`",
+                                f"{stale}; `outlast repair` repairs it, then `outlast resume`",
                             )
                     if decision.act is Act.LEAVE and decision.head is not None:
                         write_end_copy(self.store, self.layout, decision.head, patience=patience)

@@ -180,9 +180,8 @@ def _check_dead(said: str) -> None:
     holder = engine.LOCK_HOLDER.search(said)
     if holder is None or holder["host"] != socket.gethostname() or _alive(int(holder["pid"])):
         raise OperateError(
-            "stack: another process is working on it; wait for it, or if it is dead run pulumi"
-            " cancel"
-            f" ({holder[0] if holder else said})."
+            "stack: another process is working on it; wait for it, or if it is dead run pulumi "
+            f"cancel ({holder[0] if holder else said})."
         )
 
 

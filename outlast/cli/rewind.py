@@ -84,9 +84,8 @@ def plan(
     if not head.state.ended and (living := living_attempt(store, layout, silent_sec)):
         term, silent = living
         raise OperateError(
-            f"{name}: attempt {term} is working on it (its last sign of life was {silent:.0f} s"
-            " ago); "
-            "end it first (outlast stop, or Ctrl-C where it is running)."
+            f"{name}: attempt {term} is working on it (its last sign of life was {silent:.0f} s "
+            "ago); end it first (outlast stop, or Ctrl-C where it is running)."
         )
     if said := beyond(head):
         raise OperateError(f"{name}: HEAD has {said}; repair it first: outlast repair.")

@@ -52,9 +52,8 @@ def size_refusal(image: str, size_gb: int, needs: Needs) -> str:
     if size_gb <= needs.disk_gb:
         return ""
     return (
-        f"outlast:bootDiskGb {needs.disk_gb}: {image} has {size_gb} GB, and a disk cannot be"
-        " smaller"
-        f" than its image; set outlast:bootDiskGb to {size_gb} or more"
+        f"outlast:bootDiskGb {needs.disk_gb}: {image} has {size_gb} GB, and a disk cannot be "
+        f"smaller than its image; set outlast:bootDiskGb to {size_gb} or more"
     )
 
 

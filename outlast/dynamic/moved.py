@@ -37,8 +37,8 @@ def causes(olds: Mapping[str, Any], news: Mapping[str, Any]) -> list[tuple[str, 
         if (before, now) == (_last(olds["owner"]), _last(news["owner"])):
             found.append(
                 (
-                    f"{_renamed(olds['owner'], news['owner'])}, and outlast:experiment follows the"
-                    " stack's name",
+                    f"{_renamed(olds['owner'], news['owner'])}, and outlast:experiment follows "
+                    "the stack's name",
                     _back(olds["owner"], news["owner"]),
                 )
             )

@@ -169,9 +169,8 @@ def _finish(program: Program, code: int | None) -> int:
         channel.send(Exit(exits.DONE))
         if ended := supervisor.wait_for_commit(lambda: False):
             say(
-                f"the run is not done: its supervisor ended with exit code {ended}, and its"
-                " message "
-                "is above; the same command tries again"
+                f"the run is not done: its supervisor ended with exit code {ended}, and its "
+                "message is above; the same command tries again"
             )
         return ended or exits.DONE
     except KeyboardInterrupt:

@@ -296,9 +296,8 @@ class Session:
         """Raise NotHere in a forked child of the trainer."""
         if os.getpid() != self._own:
             raise NotHere(
-                "this process was forked from the one that called outlast.train, and only that one"
-                " makes "
-                "steps; end the child with os._exit, or use multiprocessing"
+                "this process was forked from the one that called outlast.train, and only that one "
+                "makes steps; end the child with os._exit, or use multiprocessing"
             )
 
     def _receive(self, timeout_sec: float | None) -> Message | None:

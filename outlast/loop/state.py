@@ -300,10 +300,9 @@ def refuse_empty(value: object, inner: Any, path: str, blobs: Blobs) -> None:
     if inner is not None and any(item is inner for item in classes.attributes(value).values()):
         return
     raise StateError(
-        f"{path} is {kind_of(value)}, whose state_dict() is empty, so nothing of it would be"
-        " saved; "
-        "have state_dict() give all that training changes in it, or leave it out of the state if "
-        "that is nothing"
+        f"{path} is {kind_of(value)}, whose state_dict() is empty, so nothing of it would be "
+        "saved; have state_dict() give all that training changes in it, or leave it out of the "
+        "state if that is nothing"
     )
 
 

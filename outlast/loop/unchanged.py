@@ -337,9 +337,8 @@ class Watch:
         place, name = self._place(entry), entry.keys[0]
         if not entry.is_refused and entry.evidence:
             return (
-                f"{place} does not change, and {entry.evidence}: changes of the other object are"
-                " not "
-                "saved; change the object that the state names in place"
+                f"{place} does not change, and {entry.evidence}: changes of the other object are "
+                "not saved; change the object that the state names in place"
             )
         why = f", and {entry.evidence}" if entry.evidence else ""
         since = "no longer changes" if entry.has_changed else f"has not changed in {steps} steps"

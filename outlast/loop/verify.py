@@ -52,9 +52,8 @@ def check(
     if found is not None:
         raise DoesNotFit(
             f"{found} is not what the checkpoint of step {saved.step} holds, after it was "
-            "restored; make its load_state_dict restore everything that its state_dict returns, or"
-            " keep "
-            "what it consists of in the state; the checkpoint stays as it is"
+            "restored; make its load_state_dict restore everything that its state_dict returns, or "
+            "keep what it consists of in the state; the checkpoint stays as it is"
         )
 
 

@@ -258,9 +258,8 @@ def _provisioning(choice: Choice) -> bool:
         raise MachineError(
             "provisioning",
             FLEX,
-            "flex-start VMs are created once, by a resize request, in a group that repairs"
-            " nothing: a VM"
-            " that is lost is not recreated, and the run would stop",
+            "flex-start VMs are created once, by a resize request, in a group that repairs "
+            "nothing: a VM that is lost is not recreated, and the run would stop",
             "set outlast:provisioning spot or standard",
         )
     if wanted not in (SPOT, STANDARD):

@@ -104,9 +104,8 @@ FOLDER_BELOW = Rule(
 HTTPS = Rule(_is_https, "must be an https address", EMPTY, shown=keys.without_person)
 NO_PASSWORD = Rule(
     lambda url: "@" not in urlsplit(url).netloc,
-    "must not contain a user or password, which would be readable in the stack's state and in the"
-    " VM's"
-    " metadata",
+    "must not contain a user or password, which would be readable in the stack's state and in the "
+    "VM's metadata",
     "to an address that needs none",
     shown=keys.without_person,
 )

@@ -210,10 +210,9 @@ class HowItContinues(Section):
     trainer_user: Annotated[str, one_of(ROOT, OWN)] = Field(
         RunSpec.trainer_user,
         description=(
-            "The user that the trainer or the command runs as on the VM: root; or own, a user"
-            " without rights, for code that you do not trust: it can write only to its own folders"
-            " and "
-            "cannot get the VM's token (docs/teams.md)"
+            "The user that the trainer or the command runs as on the VM: root; or own, a user "
+            "without rights, for code that you do not trust: it can write only to its own folders "
+            "and cannot get the VM's token (docs/teams.md)"
         ),
     )
     processes: int = Field(

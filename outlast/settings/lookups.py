@@ -88,9 +88,8 @@ def find_bucket(settings: Settings) -> FoundBucket:
     location = (found.location or "").lower()
     if location not in ("", settings.region):
         pulumi.log.warn(
-            f"bucket {settings.bucket}: is in {location}, the VMs in {settings.region}; everything"
-            " that they"
-            " read and write crosses regions, which is slower and billed"
+            f"bucket {settings.bucket}: is in {location}, the VMs in {settings.region}; everything "
+            "that they read and write crosses regions, which is slower and billed"
         )
     leave = PROTECTION if existing else _stronger(settings, found)
     return FoundBucket(location, adopt=not existing, leave=leave)

@@ -236,9 +236,8 @@ class Line:
             raise self.bad(f"{value} includes this file again; leave one of them out")
         if self.tree.read(name) is None:
             raise self.bad(
-                f"{name} does not exist, or is ignored by git or is a file that must not leave"
-                " this machine;"
-                " check its name"
+                f"{name} does not exist, or is ignored by git or is a file that must not leave "
+                "this machine; check its name"
             )
         return name
 

@@ -68,9 +68,9 @@ def check_name(key: str, text: str, project: str) -> str:
     match = _NAME.fullmatch(text)
     if match is None:
         raise SecretNameError(
-            f"{key}: its value of {len(text)} characters must name a secret of Secret Manager, NAME"
-            " or projects/PROJECT/secrets/NAME, with /versions/N at the end for one version; set"
-            f" outlast:{key}"
+            f"{key}: its value of {len(text)} characters must name a secret of Secret Manager, "
+            "NAME or projects/PROJECT/secrets/NAME, with /versions/N at the end for one version; "
+            f"set outlast:{key}"
         )
     owner, version = match["project"] or project, match["version"] or "latest"
     return f"projects/{owner}/secrets/{match['name']}/versions/{version}"

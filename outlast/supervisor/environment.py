@@ -284,10 +284,9 @@ class Builder:
     def _refuse(self, layer: Layer, where: str) -> None:
         known = self.recorded.digest(layer.key) or "none"
         raise EnvironmentRefused(
-            f"environment {self._name(layer)}: {where} has other wheels of the {layer.name} than"
-            f" this run started with (recorded in HEAD: {known[:16]}); put the object back, or"
-            " start"
-            " another run with outlast:rerun"
+            f"environment {self._name(layer)}: {where} has other wheels of the {layer.name} than "
+            f"this run started with (recorded in HEAD: {known[:16]}); put the object back, or "
+            "start another run with outlast:rerun"
         )
 
     def _name(self, layer: Layer) -> str:

@@ -102,9 +102,8 @@ def _read(
     digest = blake3(data).hexdigest()
     if digest != pin.digest:
         raise InitError(
-            f"init {pin.path}: BLAKE3 of its manifest is {digest}, the pinned one is {pin.digest};"
-            " pin the "
-            "checkpoint again with what outlast checkpoints prints"
+            f"init {pin.path}: BLAKE3 of its manifest is {digest}, the pinned one is {pin.digest}; "
+            "pin the checkpoint again with what outlast checkpoints prints"
         )
     checkpoint = Checkpoint(path, found.generation, digest, 1, 0, ())
     return committer.read_from(store, checkpoint, into, place=place)

@@ -83,9 +83,8 @@ def check_origin(bundle: Path, trainer: str | None) -> None:
         origin = Path(spec.origin).resolve()
         if not origin.is_relative_to(bundle.resolve()):
             raise SetupFailed(
-                f"module {name}: comes from {origin}, must come from the bundle {bundle}; remove"
-                " it "
-                "from the image"
+                f"module {name}: comes from {origin}, must come from the bundle {bundle}; remove "
+                "it from the image"
             )
 
 

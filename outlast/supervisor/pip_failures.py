@@ -84,9 +84,8 @@ def meaning(
             )
     if _NO_GIT.search(said):
         return EnvironmentRefused, (
-            f"{what}: a package needs another one from git, but the image has no git; add the"
-            " other one"
-            " to the requirements as NAME @ git+https://HOST/OWNER/NAME.git@COMMIT"
+            f"{what}: a package needs another one from git, but the image has no git; add the "
+            "other one to the requirements as NAME @ git+https://HOST/OWNER/NAME.git@COMMIT"
         )
     if not _USERS.search(said) and not denied:
         return EnvironmentUnreachable, f"{what}; {_ACCESS}"

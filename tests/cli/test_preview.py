@@ -303,8 +303,8 @@ GIB = 2**30
         ({}, "checkpoints: run aaaaaaaaaa keeps 2, 3.0 GiB together, $0.0600 a month"),
         (
             {"softDeletePolicy": {"retentionDurationSeconds": 604800}},
-            "; with one checkpoint of 2.0 GiB dropped every 10 minutes, 2,016.0 GiB held at a time,"
-            " $40.32 a month",
+            "; with one checkpoint of 2.0 GiB dropped every 10 minutes, 2,016.0 GiB held at a "
+            "time, $40.32 a month",
         ),
         ({"versioning": {"enabled": True}}, "288.0 GiB more with each day, $5.76 a month"),
     ],

@@ -218,9 +218,8 @@ def test_a_platform_that_falls_silent_is_told_by_the_first_error_and_what_may_be
     with pytest.raises(CannotAsk, match="no answer"):
         made(platform)
     assert said == [
-        "builder bake-own-0123456789: may still exist (no answer); it is deleted 120 minutes after"
-        " its"
-        " start while it runs, and by the next pulumi up"
+        "builder bake-own-0123456789: may still exist (no answer); it is deleted 120 minutes after "
+        "its start while it runs, and by the next pulumi up"
     ]
 
 

@@ -101,9 +101,8 @@ def differs_before_interruption(run: RunRecord, baseline: RunRecord) -> str:
         for name in _differing(row, other):
             return (
                 "the rows differ before anything interrupted the run: "
-                f"{_values(name, row, other)}; "
-                "if that is not a time, the training is not repeatable: seed its random"
-                " numbers"
+                f"{_values(name, row, other)}; if that is not a time, the training is not "
+                "repeatable: seed its random numbers"
             )
     return ""
 

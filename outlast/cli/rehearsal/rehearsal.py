@@ -195,8 +195,8 @@ class Rehearsal:
         if len(runs) > 1:
             one, other = sorted(runs)
             raise RehearsalError(
-                f"run {one}: the other stack named the same spec {other}; the run's identity is not"
-                " reproducible."
+                f"run {one}: the other stack named the same spec {other}; the run's identity is "
+                "not reproducible."
             )
         return True
 

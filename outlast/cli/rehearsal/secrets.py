@@ -54,9 +54,8 @@ def take_over(
     """
     if config.get(GIT):
         raise UsageError(
-            f"{GIT} {config[GIT]!r}: a rehearsal does not have your token or key; rehearse a"
-            " checkout"
-            " of the repository, with outlast:source instead of outlast:delivery git."
+            f"{GIT} {config[GIT]!r}: a rehearsal does not have your token or key; rehearse a "
+            "checkout of the repository, with outlast:source instead of outlast:delivery git."
         )
     changed, values, notes = dict(config), dict[str, bytes](), list[str]()
     variables = config.get(VARIABLES)

@@ -145,9 +145,8 @@ def _begins(after: Pin, head: Look, now: datetime) -> RunLine:
         return RunLine(
             after.run,
             Then.UNCLEAR,
-            f"{after.url} cannot be read from here: it starts from scratch, or resumes from where"
-            " its"
-            " HEAD says",
+            f"{after.url} cannot be read from here: it starts from scratch, or resumes from where "
+            "its HEAD says",
         )
     ended = _ended(after, head, now)
     if ended:

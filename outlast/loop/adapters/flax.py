@@ -132,9 +132,8 @@ def _restore_parts(nnx: Any, target: Any, nodes: dict[str, Node], path: str, blo
     if held.keys() != nodes.keys():
         few = sorted(held.keys() ^ nodes.keys())[:3]
         raise DoesNotFit(
-            f"{path}: {', '.join(few)} {'is' if len(few) == 1 else 'are'} only in this program's"
-            " or only in "
-            "the checkpoint's module; a changed model is a new run"
+            f"{path}: {', '.join(few)} {'is' if len(few) == 1 else 'are'} only in this program's "
+            "or only in the checkpoint's module; a changed model is a new run"
         )
     for name, (key, item) in held.items():
         place = f"{path}.{name}"

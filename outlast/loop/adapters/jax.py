@@ -87,9 +87,8 @@ def parts(target: Any, node: Any, path: str) -> Iterator[tuple[Any, Node, str]]:
 def _capture_array(value: jax.Array, path: str, blobs: Blobs) -> Node:
     if value.is_deleted():
         raise StateError(
-            f"{path} is an array that was donated to a JAX function and no longer exists; put what"
-            " the "
-            "function returned into the state"
+            f"{path} is an array that was donated to a JAX function and no longer exists; put what "
+            "the function returned into the state"
         )
     if not value.is_fully_addressable:
         raise StateError(

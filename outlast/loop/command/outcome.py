@@ -174,10 +174,9 @@ class Outcome:
     def _too_large(self, produced: Produced, limit: int) -> str:
         size = told_size(produced.size)
         return (
-            f"the new files in the working folder {self._places.cwd} have {size}, more than the"
-            f" {told_size(limit)} that become a result automatically: {produced.largest()}. Let"
-            " the command write the files to keep into RESULT_DIR, or raise the limit"
-            " (--result-gb, "
+            f"the new files in the working folder {self._places.cwd} have {size}, more than the "
+            f"{told_size(limit)} that become a result automatically: {produced.largest()}. Let the "
+            "command write the files to keep into RESULT_DIR, or raise the limit (--result-gb, "
             "outlast:resultGb)"
         )
 

@@ -297,9 +297,9 @@ class Saves:
             )
             return
         self._warn(
-            f"CHECKPOINT_DIR: contains only logs and by-products ({some}), which make no"
-            " checkpoint; "
-            "if one of them should, name it (--checkpoint GLOB, outlast:checkpointFiles)"
+            f"CHECKPOINT_DIR: contains only logs and by-products ({some}), which make no "
+            "checkpoint; if one of them should, name it (--checkpoint GLOB, "
+            "outlast:checkpointFiles)"
         )
 
     def _say_if_late(self, listing: Listing) -> None:
@@ -314,10 +314,9 @@ class Saves:
         if not self._warned_unsaved:
             self._warned_unsaved = True
             say(
-                f"CHECKPOINT_DIR was written to again before it had been unchanged for "
-                f"{self._quiet_sec:g} s; a save is then kept only if it was certainly "
-                "complete: call outlast mark after each save, save less often, or set a shorter"
-                " time "
+                "CHECKPOINT_DIR was written to again before it had been unchanged for "
+                f"{self._quiet_sec:g} s; a save is then kept only if it was certainly complete: "
+                "call outlast mark after each save, save less often, or set a shorter time "
                 "(--checkpoint-quiet-sec, outlast:checkpointQuietSec)"
             )
 

@@ -18,9 +18,8 @@ def requirement_files(name: str) -> dict[str, bytes]:
         if place.is_file():
             if not bundles.may_leave(place, errors.project()):
                 raise bundles.BundleError(
-                    f"{name}: is a key, or a file that git ignores, and these never leave your"
-                    " machine;"
-                    " name another"
+                    f"{name}: is a key, or a file that git ignores, and these never leave your "
+                    "machine; name another"
                 )
             return _of_file(known)
         files = bundles.source_files(place)

@@ -83,9 +83,8 @@ def command_of(given: Keys) -> str:
             )
     if given.args:
         raise SettingsError(
-            f"{NAMESPACE}:args beside {NAMESPACE}:command: are for a trainer; write the command's"
-            " own"
-            " into it"
+            f"{NAMESPACE}:args beside {NAMESPACE}:command: are for a trainer; write the command's "
+            "own into it"
         )
     if re.fullmatch("[0-9]+", given.checkpoint_every):
         raise bad(

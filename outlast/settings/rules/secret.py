@@ -67,10 +67,9 @@ def refuse_plain_values(
             space, _, key = full.partition(":")
             if space != NAMESPACE and full not in secret_keys and _same(key, name):
                 raise SettingsError(
-                    f"{full} beside {own}: is in plain text in the stack's settings; remove it"
-                    f" with pulumi config rm {full}, and change the key, because others may have"
-                    " read"
-                    " it"
+                    f"{full} beside {own}: is in plain text in the stack's settings; remove it "
+                    f"with pulumi config rm {full}, and change the key, because others may have "
+                    "read it"
                 )
 
 

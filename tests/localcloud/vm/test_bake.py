@@ -344,9 +344,8 @@ def test_a_builder_past_its_limit_leaves_its_last_words_and_nothing_else(
     cloud.call("DELETE", "/_local/scenario")
     assert code == 1
     assert said.splitlines()[-2:] == [
-        f"error builder bake-{builder_of(said)}: does not exist any more (baking script); it had"
-        " 30 minutes; set limitMinutes in outlast:imageRecipe if that is too short; its last"
-        " lines:",
+        f"error builder bake-{builder_of(said)}: does not exist any more (baking script); it had "
+        "30 minutes; set limitMinutes in outlast:imageRecipe if that is too short; its last lines:",
         "still at it",
     ]
     assert not images(cloud)

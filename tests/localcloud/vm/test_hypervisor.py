@@ -227,9 +227,8 @@ def test_vm_without_startup_script_lives(tmp_path: Path) -> None:
 def test_kill_leaves_no_process_at_once(tmp_path: Path) -> None:
     async def scene(host: Host) -> None:
         guest = await host.boot(
-            f"echo '{STRAY}' >$TMPDIR/stray.py; trap '' TERM; "
-            "python3 $TMPDIR/stray.py $TMPDIR/stray & env -i bash -c 'exec -a bare sleep 600' & "
-            "wait; sleep 600"
+            f"echo '{STRAY}' >$TMPDIR/stray.py; trap '' TERM; python3 $TMPDIR/stray.py "
+            "$TMPDIR/stray & env -i bash -c 'exec -a bare sleep 600' & wait; sleep 600"
         )
         await until((guest.root / "tmp/stray").exists)
         stray = int((guest.root / "tmp/stray").read_text())
