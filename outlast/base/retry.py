@@ -250,7 +250,7 @@ class Spell:
         self.forget()
 
     def forget(self) -> None:
-        """Gives up."""
+        """Forgets the trouble without a word."""
         with self._patience._lock:
             tellers = self._patience._tellers
             for trouble in [trouble for trouble, spell in tellers.items() if spell is self]:

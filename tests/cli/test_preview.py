@@ -452,9 +452,9 @@ def test_what_the_program_warns_of_is_told_once(capsys):
     warning = {"severity": "warning", "message": "warning: bucket b: is far\naway\n"}
     info = {"severity": "info", "message": "info: hello\n"}
     document = json.dumps({"steps": [], "diagnostics": [warning, info, warning]}, indent=1)
-    told = plans.told(f"Previewing\n{document}", "warning")
+    told = plans.messages(f"Previewing\n{document}", "warning")
     assert told == ("bucket b: is far away",)
-    assert plans.told(document, "info") == ("hello",)
+    assert plans.messages(document, "info") == ("hello",)
     found = replace(reviewed(unchanged(), _aaaaaaaaaa=OPEN), warnings=told)
     assert found.as_json()["warnings"] == list(told)
     render.show_review(found)

@@ -64,7 +64,7 @@ def plan(text: str) -> list[Step]:
         ) from None
 
 
-def told(text: str, severity: str) -> tuple[str, ...]:
+def messages(text: str, severity: str) -> tuple[str, ...]:
     """The messages of `pulumi preview --json`, `warning` or `info`, each once, on one line."""
     found = [
         " ".join(one["message"].split()).removeprefix(f"{severity}: ")

@@ -16,7 +16,7 @@ from outlast.cli import engine
 from outlast.cli.review import bucket, cost, outcomes, rules
 from outlast.cli.review.cost import Sizes, StackCost
 from outlast.cli.review.outcomes import Look, RunLine, Then
-from outlast.cli.review.plan import GROUPS, TEMPLATES, Pin, Step, is_kept, pins, plan, told
+from outlast.cli.review.plan import GROUPS, TEMPLATES, Pin, Step, is_kept, messages, pins, plan
 from outlast.cli.review.rules import Broken
 from outlast.costs import pricing
 
@@ -96,8 +96,8 @@ def review(
     text = engine.run_engine(["preview", "--json", "--show-sames", "-s", name], env=env, cwd=cwd)
     now = datetime.now().astimezone()
     found = of_plan(name, plan(text), look=bucket.look, kept=bucket.sizes, now=now, config=limits)
-    advised = [sentence for sentence in told(text, "info") if sentence.startswith("outlast:")]
-    return replace(found, warnings=told(text, "warning"), advice=(*advised, *found.advice))
+    advised = [sentence for sentence in messages(text, "info") if sentence.startswith("outlast:")]
+    return replace(found, warnings=messages(text, "warning"), advice=(*advised, *found.advice))
 
 
 def of_plan(
