@@ -47,7 +47,7 @@ log_to(show)
 
 checked = recipe.check(given, base="debian-cloud/debian-13", project="outlast-rehearsal",
                        zone="europe-west4-a")
-recipe.PACKAGE = bake.PACKAGE = root
+recipe.PACKAGE = root
 baked = recipe.read(checked, root)
 labels = {"managed-by": "outlast", "project": "outlast", "stack": "dev"}
 order = builder.Order(labels, service_account=ACCOUNT)
