@@ -46,14 +46,12 @@ class Attempt:
             owner=rooms.rows.owner,
         )
         self._jobs = Jobs(spec, head_file, self._committer, rooms.rows, lambda: self._latest.offset)
-        self._preparation = Preparation(spec, head_file, site, self._committer, self._jobs, rooms)
         self._ending = Ending(spec, head_file, site, self._committer)
         self._reports = Reports(head_file, site)
         work = Work()
-        self._trainings = Trainings(
-            spec, head_file, site, rooms, self.progress, self._jobs, work.submit
-        )
         term = HeldTerm(spec, head_file, site, rooms, self.progress, self._committer, self._jobs)
+        self._preparation = Preparation(term)
+        self._trainings = Trainings(term, work.submit)
         self._loop = TrainerLoop(term, self._trainings, work)
 
     def run(self) -> Outcome:

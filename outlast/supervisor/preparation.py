@@ -11,8 +11,6 @@ from typing import Any
 
 from outlast.base.exits import Reason
 from outlast.base.retry import spreading
-from outlast.bucket.commit import Committer
-from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptStart
 from outlast.bucket.parts import is_done, own_step
 from outlast.bucket.records import write_record
@@ -20,15 +18,13 @@ from outlast.bucket.restore import Fresh, Restored
 from outlast.bucket.standing import content_of
 from outlast.bucket.store import StoreError
 from outlast.spec import changes
-from outlast.spec.run_spec import RunSpec
 from outlast.supervisor.code import CodeRefused, CodeUnavailable
 from outlast.supervisor.driver import wait_for_gpus
 from outlast.supervisor.group import wait_for_permission
+from outlast.supervisor.held_term import HeldTerm
 from outlast.supervisor.initial import InitError, take_over
-from outlast.supervisor.jobs import Jobs
 from outlast.supervisor.kept_wheels import InHead
-from outlast.supervisor.rooms import Rooms
-from outlast.supervisor.site import Next, Outcome, Site
+from outlast.supervisor.site import Next, Outcome
 
 _log = logging.getLogger(__name__)
 
@@ -39,22 +35,14 @@ class Preparation:
     """The steps before an attempt's trainer starts, in this order: `allowed`, `restore`,
     `record_start`, `code`. Raises the errors of HEAD, the store and the disk."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        head_file: HeadFile,
-        site: Site,
-        committer: Committer,
-        jobs: Jobs,
-        rooms: Rooms,
-    ) -> None:
-        self._spec = spec
-        self._head_file = head_file
-        self._site = site
-        self._committer = committer
-        self._jobs = jobs
-        self._rooms = rooms
-        self._term = committer.term
+    def __init__(self, term: HeldTerm) -> None:
+        self._spec = term.spec
+        self._head_file = term.head_file
+        self._site = term.site
+        self._committer = term.committer
+        self._jobs = term.jobs
+        self._rooms = term.rooms
+        self._term = term.head_file.term
 
     def allowed(self) -> Outcome | None:
         """An outcome if this machine must not train: it may not leave its group, or its GPUs do not

@@ -7,21 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from outlast.base import exits
-from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Heartbeat
 from outlast.bucket.parts import is_done
 from outlast.bucket.records import read_record
 from outlast.bucket.restore import Restored
 from outlast.bucket.store import StoreError
 from outlast.protocol import Ended, Error, Fetched, Hello, Welcome
-from outlast.spec.run_spec import RunSpec
+from outlast.supervisor.held_term import HeldTerm
 from outlast.supervisor.initial import is_init
-from outlast.supervisor.jobs import Jobs
 from outlast.supervisor.link import Link
 from outlast.supervisor.parts import Folders, Parts
-from outlast.supervisor.progress import Progress
-from outlast.supervisor.rooms import Rooms
-from outlast.supervisor.site import Site
 from outlast.supervisor.worker import Job
 
 _log = logging.getLogger(__name__)
@@ -35,24 +30,15 @@ RESULT = "result of a part"
 class Trainings:
     """Answers hellos. Only the attempt's one thread may call its methods."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        head_file: HeadFile,
-        site: Site,
-        rooms: Rooms,
-        progress: Progress,
-        jobs: Jobs,
-        submit: Callable[[Job], None],
-    ) -> None:
-        self._spec = spec
-        self._head_file = head_file
-        self._site = site
-        self._rooms = rooms
-        self._progress = progress
-        self._jobs = jobs
+    def __init__(self, term: HeldTerm, submit: Callable[[Job], None]) -> None:
+        self._spec = term.spec
+        self._head_file = term.head_file
+        self._site = term.site
+        self._rooms = term.rooms
+        self._progress = term.progress
+        self._jobs = term.jobs
         self._submit = submit
-        self._term = head_file.term
+        self._term = term.head_file.term
         self._restored: Restored | None = None
         self.parts = Parts(())
         self.reading = False

@@ -53,9 +53,8 @@ class Verdict:
         if not link.trainer.restarts:
             # The same command retries: the run stays open.
             return Outcome(Next.STOP, reason, message)
-        if self.due is None:
-            self._hold(link, now, message)
-        if self.due is not None and now < self.due:
+        due = self._hold(link, now, message) if self.due is None else self.due
+        if now < due:
             return Pending.GRACE
         stopping = self._site.notices.look()
         if stopping is not None:
@@ -81,13 +80,14 @@ class Verdict:
         self._work.submit(Job("end", lambda: self._jobs.finish_failed(reason, message, code)))
         return Pending.JOB
 
-    def _hold(self, link: Link, now: float, message: str) -> None:
+    def _hold(self, link: Link, now: float, message: str) -> float:
         """Wait: a dying machine may kill its trainer first; that must not count as the user's."""
         self.due = now + self._grace_sec
         self._progress.phase = "verdict"
         mask = self._site.mask.text
         self._progress.note_failure(mask(message), tuple(map(mask, link.lines)))
         _log.info(f"{message}; holding the verdict for {self._grace_sec:.0f} s")
+        return self.due
 
     def _cause(self, link: Link) -> tuple[Reason, str]:
         if self._stall.cause:
