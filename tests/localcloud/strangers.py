@@ -15,7 +15,7 @@ needs_root = pytest.mark.skipif(
 
 # Modules first: the other user may not be able to read where they are.
 BECOME = f"""
-import os, socket, sys
+import encodings.idna, os, socket, sys
 os.setgroups([])
 os.setgid({NOBODY})
 os.setuid({NOBODY})

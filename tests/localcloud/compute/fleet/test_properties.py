@@ -360,6 +360,7 @@ class Anything(RuleBasedStateMachine):
         self._take_up()
         self.world.machines.sick.clear()
         self._becomes_well(self.world)
+        self.world.machines.settle()
         self.world.pass_time(1.5)  # an abandoned VM whose end is seen late
         assert not self.doomed & set(self.world.fleet.instances)
 
