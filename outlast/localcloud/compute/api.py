@@ -13,8 +13,16 @@ from starlette.routing import BaseRoute, Route
 from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.cloud import Cloud
 from outlast.localcloud.compute import listing, rules
-from outlast.localcloud.compute.calls import Call, Handler, Repeats, Row, listed, unknown
-from outlast.localcloud.compute.catalogue import ZONES, has_zone
+from outlast.localcloud.compute.calls import (
+    Call,
+    Handler,
+    Repeats,
+    Row,
+    aggregated,
+    listed,
+    unknown,
+)
+from outlast.localcloud.compute.catalogue import ALL_ZONES, ZONES, has_zone
 from outlast.localcloud.compute.fleet.model import Exists, InUse, Invalid, ModelError, NotFound
 from outlast.localcloud.compute.links import HOST, Json, in_version
 from outlast.localcloud.compute.operations import Operations
@@ -46,11 +54,16 @@ class Api:
         """The routes of the rows and of operations, in every version."""
         table = [
             *rows,
-            ("GET", "zones/{zone}/operations", self._list_operations, "zoneOperations.list"),
+            (
+                *("GET", "aggregated/operations", self._aggregate_operations),
+                "globalOperations.list",
+            ),
         ]
         for scope in ("global", "zones/{zone}", "regions/{region}"):
             kind = scope.partition("/")[0].rstrip("s") + "Operations"
-            path = scope + "/operations/{name}"
+            path = scope + "/operations"
+            table.append(("GET", path, self._list_operations(scope), f"{kind}.list"))
+            path += "/{name}"
             table.append(("GET", path, self._get_operation, f"{kind}.get"))
             table.append(("POST", path + "/wait", self._wait_operation, f"{kind}.get"))
         routes: list[BaseRoute] = []
@@ -156,5 +169,15 @@ class Api:
         await self._until(lambda: self._operations.finished(call["name"]))
         return await self._get_operation(call)
 
-    async def _list_operations(self, call: Call) -> Json:
-        return listed("operationList", self._operations.of(f"zones/{call['zone']}"))
+    def _list_operations(self, scope: str) -> Handler:
+        """The handler of the list of a zone, a region or `global`."""
+
+        async def handle(call: Call) -> Json:
+            return listed("operationList", self._operations.of(scope.format_map(dict(call.params))))
+
+        return handle
+
+    async def _aggregate_operations(self, call: Call) -> Json:
+        places = ["global", *(f"regions/{r}" for r in ZONES), *(f"zones/{z}" for z in ALL_ZONES)]
+        scopes = {place: self._operations.of(place) for place in places}
+        return aggregated("operation", "operations", scopes, lambda operation: operation)

@@ -53,7 +53,7 @@ def unknown(path: str) -> ApiError:
 def aggregated(
     kind: str, name: str, scopes: Mapping[str, Sequence[Any]], shown: Callable[[Any], Json]
 ) -> Json:
-    """An aggregated list, by zone and region; an empty scope has a warning instead of items."""
+    """An aggregated list, by place; an empty one has a warning instead of items."""
     items = {
         scope: {name: list(map(shown, found))} if found else nothing_in(scope)
         for scope, found in scopes.items()

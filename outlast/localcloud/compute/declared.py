@@ -10,8 +10,8 @@ from outlast.localcloud.base.clock import to_rfc3339
 from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.base.state import Entry, State
 from outlast.localcloud.compute import rules
-from outlast.localcloud.compute.calls import Call, Handler, Row
-from outlast.localcloud.compute.catalogue import ZONES
+from outlast.localcloud.compute.calls import Call, Handler, Row, aggregated
+from outlast.localcloud.compute.catalogue import ALL_ZONES, ZONES
 from outlast.localcloud.compute.declared_kinds import (
     DEFAULT_NETWORK,
     DISK,
@@ -74,6 +74,10 @@ class Declared:
         table: list[Row] = []
         for kind in KINDS:
             one = kind.path + "/{name}"
+            if kind.scope != "global":
+                everywhere = f"aggregated/{kind.collection}"
+                list_all = f"{kind.collection}.list"
+                table.append(("GET", everywhere, self._on(kind, self._aggregate), list_all))
             table += [
                 ("GET", kind.path, self._on(kind, self._list), f"{kind.collection}.list"),
                 ("DELETE", one, self._on(kind, self._delete), f"{kind.collection}.delete"),
@@ -107,7 +111,7 @@ class Declared:
             entry = self._table.get(key)
             if entry and key.startswith(f"{place}/") and asked in (entry["name"], entry["id"]):
                 return entry
-        given = {one["name"] for one in self._given(kind, call)}
+        given = {one["name"] for one in self._given(kind, self._place(kind, call))}
         if asked in given:
             raise ApiError(501, f"{place}/{asked}: the local cloud's own cannot be changed.")
         raise self._unknown(f"{place}/{asked}")
@@ -116,14 +120,14 @@ class Declared:
         project = self._links.link("").split("/projects/")[1]
         return ApiError(404, f"The resource 'projects/{project}{path}' was not found")
 
-    def _given(self, kind: Kind, call: Call) -> list[Json]:
-        """The objects of a kind that exist without a declaration."""
+    def _given(self, kind: Kind, place: str) -> list[Json]:
+        """The objects of a kind and a place that exist without a declaration."""
         if kind is NETWORK:
             return [self._given_things.network()]
         if kind is SUBNETWORK:
-            return [self._given_things.subnetwork(call["region"])]
+            return [self._given_things.subnetwork(place.split("/")[1])]
         if kind is DISK:
-            return list(self._disks(call["zone"]))
+            return list(self._disks(place.split("/")[1]))
         if kind is IMAGE:
             return [self._given_things.image(image) for image in self._images.given()]
         return []
@@ -156,7 +160,7 @@ class Declared:
         place = self._place(kind, call)
         name = rules.check_name("resource.name", call.body.get("name"))
         path = f"{place}/{name}"
-        taken = {one["name"] for one in self._given(kind, call)}
+        taken = {one["name"] for one in self._given(kind, self._place(kind, call))}
         if path in self._table or name in taken:
             project = self._links.link(path).split("/v1/")[1]
             raise ApiError(409, f"The resource '{project}' already exists", "alreadyExists")
@@ -192,21 +196,32 @@ class Declared:
         return {**entry, "body": kind.settle(self, entry)}
 
     def _get(self, kind: Kind, call: Call) -> Json:
-        for one in self._given(kind, call):
+        for one in self._given(kind, self._place(kind, call)):
             if call["name"] in (one["name"], one["id"]):
                 return one
         return self.shown(kind, self.entry(kind, call))
 
     def _list(self, kind: Kind, call: Call) -> Json:
-        place = self._place(kind, call) + "/"
-        declared = [self._table[key] for key in self._table if key.startswith(place)]
-        items = [*self._given(kind, call), *(self.shown(kind, entry) for entry in declared)]
+        place = self._place(kind, call)
         return {
             "kind": f"compute#{kind.one}List",
-            "id": place.rstrip("/"),
-            "items": items,
-            "selfLink": self._links.link(place.rstrip("/")),
+            "id": place,
+            "items": self._in(kind, place),
+            "selfLink": self._links.link(place),
         }
+
+    def _aggregate(self, kind: Kind, call: Call) -> Json:
+        places = ALL_ZONES if kind.scope == "zone" else ZONES
+        scopes = {
+            f"{kind.scope}s/{name}": self._in(kind, kind.path.format_map({kind.scope: name}))
+            for name in places
+        }
+        return aggregated(kind.one, kind.collection, scopes, lambda shown: shown)
+
+    def _in(self, kind: Kind, place: str) -> list[Json]:
+        """The objects of a kind in a place."""
+        declared = [self._table[key] for key in self._table if key.startswith(f"{place}/")]
+        return [*self._given(kind, place), *(self.shown(kind, entry) for entry in declared)]
 
     def change(self, kind: Kind, entry: Entry, body: Json, operation: str) -> Json:
         """Checks and stores an object's new body; returns the operation."""
@@ -256,7 +271,11 @@ class Declared:
             users = (key for key in self._table if self._table[key]["body"].get("network") == link)
             return next(users, None)
         if kind is DISK:
-            disks = [disk for disk in self._given(kind, call) if disk["name"] == call["name"]]
+            disks = [
+                disk
+                for disk in self._given(kind, self._place(kind, call))
+                if disk["name"] == call["name"]
+            ]
             own = next((disk["users"][0].split("/", 7)[7] for disk in disks), None)
             return own or next(iter(self._users(path)), None)
         return None

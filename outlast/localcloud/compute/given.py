@@ -2,7 +2,7 @@
 
 from outlast.localcloud.base.clock import to_rfc3339
 from outlast.localcloud.compute.accounts import default_account
-from outlast.localcloud.compute.calls import Call, Row, listed, unknown
+from outlast.localcloud.compute.calls import Call, Row, aggregated, listed, unknown
 from outlast.localcloud.compute.catalogue import (
     ALL_ZONES,
     MACHINE_TYPES,
@@ -33,6 +33,10 @@ class Given:
             ("GET", "zones/{zone}", self._get_zone, "zones.get"),
             ("GET", "regions", self._list_regions, "regions.list"),
             ("GET", "regions/{region}", self._get_region, "regions.get"),
+            (
+                *("GET", "aggregated/machineTypes", self._aggregate_machine_types),
+                "machineTypes.list",
+            ),
             ("GET", machine_types, self._list_machine_types, "machineTypes.list"),
             ("GET", machine_types + "/{name}", self._get_machine_type, "machineTypes.get"),
         ]
@@ -53,8 +57,14 @@ class Given:
         return self.region(call["region"])
 
     async def _list_machine_types(self, call: Call) -> Json:
-        types = (self.machine_type(call["zone"], name) for name in MACHINE_TYPES)
-        return listed("machineTypeList", types)
+        return listed("machineTypeList", self._machine_types(call["zone"]))
+
+    async def _aggregate_machine_types(self, call: Call) -> Json:
+        scopes = {f"zones/{zone}": self._machine_types(zone) for zone in ALL_ZONES}
+        return aggregated("machineType", "machineTypes", scopes, lambda shown: shown)
+
+    def _machine_types(self, zone: str) -> list[Json]:
+        return [self.machine_type(zone, name) for name in MACHINE_TYPES]
 
     async def _get_machine_type(self, call: Call) -> Json:
         if machine_type(call["name"]) is None:

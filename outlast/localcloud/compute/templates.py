@@ -29,6 +29,10 @@ class Templates:
                 *("GET", "aggregated/instanceTemplates", self._aggregate_templates),
                 "instanceTemplates.list",
             ),
+            (
+                *("GET", "aggregated/healthChecks", self._aggregate_health_checks),
+                "healthChecks.list",
+            ),
         ]
         for place in ("global", "regions/{region}"):
             table += self._routes_of(place)
@@ -110,6 +114,13 @@ class Templates:
         region = call.params.get("region", "")
         checks = [c for c in self._fleet.health_checks.values() if c.region == region]
         return listed("healthCheckList", map(self._answers.health_check, checks))
+
+    async def _aggregate_health_checks(self, call: Call) -> Json:
+        checks = list(self._fleet.health_checks.values())
+        scopes = {"global": [c for c in checks if not c.region]}
+        scopes |= {f"regions/{name}": [c for c in checks if c.region == name] for name in ZONES}
+        shown = self._answers.health_check
+        return aggregated("healthChecks", "healthChecks", scopes, shown)
 
     async def _replace_health_check(self, call: Call) -> Json:
         check = self._health_check(call)

@@ -5,7 +5,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
 from outlast.localcloud.base.access import Target
-from outlast.localcloud.base.errors import ApiError
+from outlast.localcloud.base.errors import ApiError, not_implemented
 from outlast.localcloud.base.state import Entry
 from outlast.localcloud.cloud import Cloud, Service
 from outlast.localcloud.http.bodies import read_json
@@ -13,6 +13,10 @@ from outlast.localcloud.iam.accounts import Accounts
 from outlast.localcloud.iam.calls import Row, check_project, route
 from outlast.localcloud.iam.custom_roles import CustomRoles
 from outlast.localcloud.iam.policies import Policies
+from outlast.localcloud.iam.predefined import PREDEFINED_ROLES
+
+PREDEFINED_ETAG = "AA=="
+"""Every predefined role has this etag."""
 
 
 class Iam(Service):
@@ -47,6 +51,7 @@ class Iam(Service):
                 self._test_permissions,
             ),
             ("cloudresourcemanager", "GET", project, self._get_project),
+            ("iam", "GET", "v1/roles", self._list_predefined_roles),
         ]
         return [route(*row) for row in table]
 
@@ -61,6 +66,18 @@ class Iam(Service):
             "createTime": "2026-01-01T00:00:00.000Z",
         }
         return JSONResponse(project)
+
+    async def _list_predefined_roles(self, request: Request) -> Response:
+        """The predefined roles that bindings may name, without their permissions: of most, the
+        local cloud knows only those that it checks."""
+        self._cloud.caller(request)
+        if request.query_params.get("view") == "FULL":
+            raise not_implemented("GET", f"{request.url.path}?view=FULL")
+        roles = [
+            {"name": name, "stage": "GA", "etag": PREDEFINED_ETAG}
+            for name in sorted(PREDEFINED_ROLES)
+        ]
+        return JSONResponse({"roles": roles})
 
     async def _get_policy(self, request: Request) -> Response:
         check_project(self._cloud, request)

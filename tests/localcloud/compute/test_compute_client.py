@@ -392,6 +392,8 @@ def test_a_vm_from_its_creation_to_its_end(client: Callable[[Any], Any]) -> None
     assert [one.name for one in instances.list(request=request)] == [live.name]
     everywhere = dict(instances.aggregated_list(project=PROJECT))
     assert [one.name for one in everywhere[f"zones/{ZONE}"].instances] == [live.name]
+    disks = dict(client(compute.DisksClient).aggregated_list(project=PROJECT))
+    assert [one.name for one in disks[f"zones/{ZONE}"].disks] == [live.name]
     assert instances.get_serial_port_output(**PLACE, **vm).next_ >= 0
     metadata = compute.Metadata(
         fingerprint=live.metadata.fingerprint, items=[compute.Items(key="a", value="b")]
@@ -404,3 +406,9 @@ def test_a_vm_from_its_creation_to_its_end(client: Callable[[Any], Any]) -> None
     ).result(WAIT_SEC)
     assert groups.get(**PLACE, **name).target_size == 0
     assert wait(lambda: not list(instances.list(**PLACE)))
+    done = dict(client(compute.GlobalOperationsClient).aggregated_list(project=PROJECT))
+    assert [one.operation_type for one in done["global"].operations] == ["insert"]
+    kinds = [one.operation_type for one in done[f"zones/{ZONE}"].operations]
+    assert kinds[-1] == "insert" and "setMetadata" in kinds
+    in_zone = client(compute.ZoneOperationsClient).list(**PLACE)
+    assert list(in_zone) == list(done[f"zones/{ZONE}"].operations)

@@ -97,11 +97,16 @@ class Recorder:
         return answer.json()
 
     def life(self, place: str, body: dict[str, Any], **change: Any) -> None:
-        """Insert, get, list, change by patch or put, delete."""
+        """Insert, get, list in its place and in all, change by patch or put."""
         one = f"{place}/{body['name']}"
         self.ok("POST", place, body)
         self.ok("GET", one)
-        assert body["name"] in [item["name"] for item in self.ok("GET", place)["items"]]
+        listed = self.ok("GET", place)["items"]
+        assert body["name"] in [item["name"] for item in listed]
+        scope, _, kind = place.rpartition("/")
+        everywhere = f"{self.compute.replace(PROJECT, '{project}')}/aggregated/{kind}"
+        if ("GET", everywhere) in self.served.methods:
+            assert self.ok("GET", f"aggregated/{kind}")["items"][scope][kind] == listed
         for verb, changed in change.items():
             self.ok(verb, one, changed)
 
@@ -149,7 +154,7 @@ def call_what_is_fixed(client: Recorder) -> None:
     client.ok("GET", "global/images/family/outlast")
     for path in ("global/routes", f"zones/{ZONE}/autoscalers", f"regions/{REGION}/autoscalers"):
         assert client.ok("GET", path)["items"] == []
-    for kind in ("instances", "instanceGroupManagers", "instanceTemplates"):
+    for kind in ("instances", "machineTypes"):
         client.ok("GET", f"aggregated/{kind}")
 
 
@@ -169,8 +174,9 @@ def call_templates_and_groups(client: Recorder, place: str, group: dict[str, Any
     client.ok("GET", f"{place}/instanceGroups/g1")
     ports = {"namedPorts": [{"name": "http", "port": 80}]}
     client.ok("POST", f"{place}/instanceGroups/g1/setNamedPorts", ports)
-    if not regional:
-        client.ok("GET", f"{place}/operations")
+    listed = client.ok("GET", f"{place}/operations")["items"]
+    assert operation["name"] in [one["name"] for one in listed]
+    assert client.ok("GET", "aggregated/operations")["items"][place]["operations"] == listed
     client.ok("GET", f"{place}/operations/{operation['name']}")
     client.ok("POST", f"{place}/operations/{operation['name']}/wait")
     empty = {"instances": [], "skipInstancesOnValidationError": True}
@@ -179,6 +185,7 @@ def call_templates_and_groups(client: Recorder, place: str, group: dict[str, Any
     client.ok("DELETE", one)
     operation = client.ok("DELETE", f"{templates}/t1")
     scope = templates.rpartition("/")[0]
+    assert client.ok("GET", f"{scope}/operations")["items"][0] == operation
     client.ok("GET", f"{scope}/operations/{operation['name']}")
     client.ok("POST", f"{scope}/operations/{operation['name']}/wait")
 
@@ -253,6 +260,9 @@ def call_iam(client: Recorder) -> None:
     client.ok("PATCH", f"{roles}/leave", {"title": "Go"})
     client.ok("DELETE", f"{roles}/leave")
     client.ok("POST", f"{roles}/leave:undelete", {})
+    predefined = client.ok("GET", "/iam/v1/roles", pageSize=100)["roles"]
+    assert "roles/compute.viewer" in [role["name"] for role in predefined]
+    assert client.call("GET", "/iam/v1/roles", view="FULL").status_code == 501
     project = f"/cloudresourcemanager/v1/projects/{PROJECT}"
     client.ok("GET", project)
     policy = client.ok("POST", f"{project}:getIamPolicy", {})
