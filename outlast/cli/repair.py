@@ -47,6 +47,9 @@ higher term than any record shows; such a number must not be used twice.
 """
 
 
+LOOKS = 5
+"""How often a damaged HEAD is checked again because a running attempt has written it meanwhile."""
+
 _LOOKED_AT = 64
 """How many manifests are read at a time to find the best checkpoint."""
 
@@ -94,29 +97,11 @@ def repair(
 
 
 def _repair(store: Store, layout: Layout, owner: str, silent_sec: float) -> Repaired:
-    expected = 0
-    known = None
-    try:
-        look = read_head(store, layout)
-    except HeadLost:
-        pass
-    except HeadUnreadable:
-        expected = store.stat(layout.head).generation
-    else:
-        if look.head.owner != owner:
-            raise OperateError(
-                f"owner {owner}: HEAD belongs to {look.head.owner}; repair it from that stack."
-            )
-        chain = look.head.chain
-        kept = pages.newest_first(store, layout, look.head, lost=lambda error: None)
-        whole = not chain or any(_verified(store, layout, entry.path) for entry in kept)
-        plausible = _plausible(look.head)
-        if whole and plausible == look.head and contradicted(store, layout, look.head) is None:
-            raise OperateError(
-                f"{_run(layout)}: HEAD is intact ({look.head.state}, step {look.head.step}); "
-                "nothing to repair."
-            )
-        expected, known = look.object.generation, plausible
+    for _ in range(LOOKS):
+        expected, known = _damaged_head(store, layout, owner)
+        if _generation(store, layout) == expected:
+            break
+        # A running attempt committed while its older checkpoints were read: that says nothing.
     _refuse_beside_a_holder(store, layout, silent_sec)
     repaired = rebuild(store, layout, owner, store.now(), known)
     try:
@@ -126,6 +111,39 @@ def _repair(store: Store, layout: Layout, owner: str, silent_sec: float) -> Repa
             f"{_run(layout)}: another process wrote HEAD meanwhile; see outlast status."
         ) from None
     return repaired
+
+
+def _damaged_head(store: Store, layout: Layout, owner: str) -> tuple[int, Head | None]:
+    """HEAD's generation (0 where it is missing), and what can still be trusted of it. Raises
+    OperateError if HEAD is intact or belongs to another stack."""
+    try:
+        look = read_head(store, layout)
+    except HeadLost:
+        return 0, None
+    except HeadUnreadable:
+        return _generation(store, layout), None
+    if look.head.owner != owner:
+        raise OperateError(
+            f"owner {owner}: HEAD belongs to {look.head.owner}; repair it from that stack."
+        )
+    chain = look.head.chain
+    kept = pages.newest_first(store, layout, look.head, lost=lambda error: None)
+    whole = not chain or any(_verified(store, layout, entry.path) for entry in kept)
+    plausible = _plausible(look.head)
+    if whole and plausible == look.head and contradicted(store, layout, look.head) is None:
+        raise OperateError(
+            f"{_run(layout)}: HEAD is intact ({look.head.state}, step {look.head.step}); "
+            "nothing to repair."
+        )
+    return look.object.generation, plausible
+
+
+def _generation(store: Store, layout: Layout) -> int:
+    """HEAD's generation; 0 where it is missing."""
+    try:
+        return store.stat(layout.head).generation
+    except NotFound:
+        return 0
 
 
 def rebuild(
@@ -319,7 +337,8 @@ def living_attempt(store: Store, layout: Layout, silent_sec: float) -> tuple[int
     now = store.now()
     term = max(signs, default=0)
     if term in signs and term not in ended:
-        silent = (now - signs[term]).total_seconds()
+        # The store's clock is in whole seconds, an object's time is finer.
+        silent = max(0.0, (now - signs[term]).total_seconds())
         if silent < silent_sec:
             return term, silent
     return None

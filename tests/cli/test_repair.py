@@ -1,5 +1,6 @@
 """A lost HEAD is rebuilt as it was, from manifests and start records; nothing stale comes in."""
 
+import itertools
 import json
 import sys
 from dataclasses import replace
@@ -294,6 +295,26 @@ def test_a_whole_head_and_a_foreign_one_are_left_alone(store, tmp_path):
     with pytest.raises(OperateError, match="HEAD belongs to o/p/s"):
         repair(store, LAYOUT, "o/p/other")
     assert store.get(LAYOUT.head) == before
+
+
+def test_commits_of_a_running_attempt_are_not_taken_for_damage(store, tmp_path, monkeypatch):
+    """While repair reads the checkpoints that HEAD names, retention deletes them."""
+    running = Machine(store, tmp_path)
+    running.commit(10)
+    read, steps = pages.newest_first, iter(range(20, 1000, 10))
+
+    def outrun(*args, **kwargs):
+        for step in itertools.islice(steps, 4):
+            running.commit(step)
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(pages, "newest_first", outrun)
+    with pytest.raises(OperateError, match="sign of life 0 s ago"):
+        repairing.repair(store, LAYOUT, OWNER, silent_sec=600)  # it never stands still
+    slower = iter([outrun, outrun, read])
+    monkeypatch.setattr(pages, "newest_first", lambda *args, **keys: next(slower)(*args, **keys))
+    with pytest.raises(OperateError, match="HEAD is intact"):
+        repair(store, LAYOUT, OWNER)
 
 
 def test_where_every_checkpoint_is_damaged_it_says_so_and_writes_nothing(store, tmp_path):
