@@ -14,7 +14,7 @@ does it. Then the supervisor's own code takes the run over and restores:
     RESTARTED   unsaid, from step 0 though there were checkpoints: never
     SILENT      wrong bytes were handed on: never
 
-For those that are recovered the training goes on to its end, which must give the undisturbed bytes
+Recovered runs train on to their end, which must give the undisturbed bytes
 (`--finish N` of them, drawn by the seed). Exit codes: 0 all detected, 1 otherwise.
 """
 
@@ -65,7 +65,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Seen:
-    """What became of one damaged run."""
+    """The outcome of one damaged run."""
 
     damage: Damage
     fate: str

@@ -94,7 +94,7 @@ def draw(
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one point's run."""
+    """The outcome of one point's run."""
 
     point: Point
     hit: bool

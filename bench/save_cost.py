@@ -241,7 +241,7 @@ def _targets(
                 continue
             for key in ("commit", "restore"):
                 plain, own = statistics.median(bare[key]), statistics.median(ours[key])
-                if key == "commit":  # the upload begins once training goes on
+                if key == "commit":  # the upload begins once training continues
                     own -= blocked
                 text = f"{mb / own:.0f} MB/s, bare {mb / plain:.0f} MB/s"
                 met = plain / own >= TRANSFER_RATIO

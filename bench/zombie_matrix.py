@@ -4,7 +4,7 @@
 
 Real VMs of a local cloud: the first of a run is frozen (SIGSTOP of all its processes) at an exact
 operation; the group gets another one in its place, which takes the run over; then the first is
-thawed and goes on where it was. Every write that it sends from the take-over on is noted with the
+thawed and continues where it was. Every write that it sends from the take-over on is noted with the
 store's answer. Writes under names that only it can have (its own term's objects and records) may
 still be taken: no reader uses them, the sweep removes them; a separate column counts them.
 

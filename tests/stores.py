@@ -28,7 +28,7 @@ START = datetime(2026, 11, 27, 12, 0, 0, tzinfo=UTC)
 
 
 class FakeClock:
-    """Time that passes only when somebody sleeps."""
+    """Time that passes only while a thread sleeps."""
 
     def __init__(self) -> None:
         self.elapsed = 0.0
@@ -72,7 +72,7 @@ def layout() -> Layout:
 
 
 def prove_stale_writes_are_refused(store: Store) -> None:
-    """What every test of fencing stands on: over a store that let a stale write through, or a late
+    """Every test of fencing needs this: over a store that let a stale write through, or a late
     deletion, it would prove nothing. Leaves the store as it was."""
     path = "stale-write-probe"
     found = store.put(path, b"there", if_generation_match=0)
@@ -116,7 +116,7 @@ def storage_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         log_config=None,
         http=Protocol,
         interface="asgi3",
-        timeout_graceful_shutdown=2,  # a stalled request would keep it for ever
+        timeout_graceful_shutdown=2,  # a stalled request would keep it forever
     )
     config.load()
     server = uvicorn.Server(config)

@@ -71,7 +71,7 @@ class Rows:
 
 
 def begin(folder, step):
-    """Note the step that this process goes on from."""
+    """Note the step from which this process resumes."""
     with open(folder / "starts.jsonl", "a") as file:
         file.write(json.dumps({"step": step}) + "\n")
 

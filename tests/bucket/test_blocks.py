@@ -113,7 +113,7 @@ class Cut(BaseException):
 def test_a_writer_cut_or_frozen_at_any_operation_changes_no_history(
     when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`late`: it is frozen before the operation, and goes on when its successor is done."""
+    """`late`: it is frozen before the operation, and continues when its successor is done."""
     monkeypatch.setattr(blocks, "BLOCK", 4)
     last = 16
 

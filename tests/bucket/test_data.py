@@ -373,7 +373,7 @@ def test_a_killed_fetch_is_gone_on_with(bucket: GcsStore, tmp_path: Path) -> Non
     assert process.returncode == 0, errors
     found = Path(said.strip())
     assert found.read_bytes() == body
-    assert found.stat().st_ino == before, "the same file, gone on with"
+    assert found.stat().st_ino == before, "the same file, continued"
 
 
 def test_the_command_says_why_not(bucket: GcsStore, tmp_path: Path) -> None:

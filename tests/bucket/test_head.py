@@ -627,7 +627,7 @@ def test_a_swap_survives_lost_answers(
 def test_a_write_given_up_is_recognised_later(
     head_file: HeadFile, claim: Claim, clock: FakeClock
 ) -> None:
-    """Its answer was lost for good; the next change is made on top of it, and counts once."""
+    """Its answer never arrives; the next change is made on top of it, and counts once."""
     errors: list[Exception] = []
     holder = other(head_file, failing("put", errors, applied=False))
     holder.take_term(claim)

@@ -1,4 +1,4 @@
-"""A run's folder from somebody else: to look at it changes nothing, to write there is refused."""
+"""A run's folder that someone else made: reading changes nothing, and writing is refused."""
 
 import os
 import subprocess
@@ -247,7 +247,7 @@ def test_a_folder_made_without_a_umask_is_its_owners_alone(tmp_path: Path) -> No
 
 
 def test_only_numbers_as_they_are_written_here_are_numbers() -> None:
-    """Other digits, zeros before them and long ones are names that somebody else has chosen."""
+    """Other digits, leading zeros and long numbers are names that someone else has chosen."""
     store, layout = MemoryStore(), Layout("", "")
     names = ("٠٠٠٠٠١", "²", "0000001", "1", "9" * 12, "-00001", "+00001", "000001 ", "1_0000")
     start = AttemptStart(

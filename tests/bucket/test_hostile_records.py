@@ -1,5 +1,5 @@
-"""Records that somebody else wrote: no text in them is a path outside, and nothing is deleted for
-them."""
+"""Records that someone else wrote: no text in them leads to a path outside, and they cause no
+deletions."""
 
 import json
 import subprocess
@@ -102,7 +102,7 @@ def test_a_result_itself_with_such_a_digest_is_refused(precious: Path, tmp_path:
 
 
 class TestCachedResult:
-    """What lies in the cache goes once what replaces it is verified, and not before."""
+    """A cached file is replaced once the new one is verified, and not before."""
 
     @pytest.fixture
     def stored(self, tmp_path: Path) -> tuple[MemoryStore, Result]:

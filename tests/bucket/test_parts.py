@@ -204,7 +204,7 @@ def test_a_part_of_another_version_of_outlast_is_not_made_again(
     with pytest.raises(RestoreError) as caught:
         result_of(store, newer)
     assert "has format 2, this version of Outlast reads format 1" in str(caught.value)
-    assert "make it again" not in str(caught.value)
+    assert "repeat it" not in str(caught.value)
 
 
 def test_a_lost_page_of_parts_is_named(many: dict[str, Any], tmp_path: Path) -> None:

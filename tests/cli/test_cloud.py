@@ -25,7 +25,7 @@ ROOT = PACKAGE.parent
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(300)]
 
 LEFTOVERS = {"PULUMI_ACCESS_TOKEN": "pul-0000", "GOOGLE_PROJECT": "production"}
-GCLOUD = {"CLOUDSDK_CORE_PROJECT": "production", "CLOUDSDK_CONFIG": "/home/somebody/gcloud"}
+GCLOUD = {"CLOUDSDK_CORE_PROJECT": "production", "CLOUDSDK_CONFIG": "/home/someone/gcloud"}
 WAIT_SEC = 60
 
 

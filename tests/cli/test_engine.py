@@ -8,7 +8,7 @@ from outlast.cli import engine
 from outlast.cli.errors import EngineError
 
 LEFTOVERS = {
-    "PULUMI_BACKEND_URL": "s3://somebody-elses",
+    "PULUMI_BACKEND_URL": "s3://of-another-team",
     "PULUMI_ACCESS_TOKEN": "pul-1",
     "GOOGLE_APPLICATION_CREDENTIALS": "/home/me/key.json",
     "GOOGLE_OAUTH_ACCESS_TOKEN": "ya29.real",

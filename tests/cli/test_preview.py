@@ -226,7 +226,7 @@ def test_a_first_up_starts_from_scratch_and_costs_its_whole_limit():
 
 
 def test_a_forged_deadline_costs_no_more_than_the_stacks_own_limit():
-    """A pin that is made again takes the deadline from HEAD, which the VMs write, and bounds it."""
+    """A recreated pin takes the deadline from HEAD, which the VMs write, and bounds it."""
     steps = [
         Step("create", PIN, "run", {}, NEW_PIN),
         Step("create", TEMPLATES[0], "template", {}, TEMPLATE),

@@ -365,7 +365,7 @@ def test_a_run_that_a_destroyed_stack_left_open_is_guarded_too(store, monkeypatc
     assert reasons({}, {**OTHER, "onNewRun": "replace"}) == []
     assert reasons({}, {**OTHER, "prefix": "experiments/other"}) == []
 
-    # One that has begun is gone on with, whatever lies beside it.
+    # A run that has begun continues, whatever else is in its folder.
     layout = Layout("experiments/dev", OTHER["run"])
     store.put(layout.head, OPEN.to_json())
     assert reasons({}, OTHER) == []

@@ -116,7 +116,7 @@ def test_a_run_lives_through_every_change(stack: Project, store: Store):
     moved, start = walk.commits(after=moved.term - 1)
     assert start.step >= now.chain[-1].step
 
-    # No room any more: the group goes on trying, and the stack is destroyed meanwhile.
+    # No room any more: the group keeps trying, and the stack is destroyed meanwhile.
     stack.cloud.play(FULL, target="dev")
     stack.cloud.act(walk.vm()["name"], "kill")
 
@@ -131,7 +131,7 @@ def test_a_run_lives_through_every_change(stack: Project, store: Store):
     for kind in ("groups", "templates", "vms", "disks", "pids", "service_accounts", "bindings"):
         assert not left[kind], kind
 
-    # Other arguments do not slip in beside it; the same ones go on with it.
+    # Other arguments are refused beside it; the same arguments continue it.
     settings = (stack.folder / "Pulumi.dev.yaml").read_text()
     stack.configure(args={**SLOW, "seed": 5}, run="")
     said = stack.pulumi("preview", "-s", "dev", fails=True)

@@ -16,7 +16,7 @@ from tests.engine.conftest import Watch, checkout_on, until
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 SCRIPT = """#!/bin/sh
-# One line a step; it goes on where its file ends.
+# One line a step; it continues where its file ends.
 file="$1/steps"
 python -c 'import certifi, sys; print(sys.prefix, certifi.__file__)' >"$RESULT_DIR/python"
 python -c 'import outlast' 2>"$RESULT_DIR/refused" && exit 3

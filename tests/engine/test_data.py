@@ -29,7 +29,7 @@ def stack(cloud: clouds.LocalCloud, parts: engines.Parts, tmp_path: Path) -> Pro
 
 @pytest.fixture
 def lent(cloud: clouds.LocalCloud, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """Somebody else's bucket with rows of digits."""
+    """Another team's bucket with rows of digits."""
     datasets = pytest.importorskip("sklearn.datasets")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
     uniform = {"uniformBucketLevelAccess": {"enabled": True}}  # conditions need it

@@ -1,4 +1,4 @@
-"""A foundation and an experiment that stands on it, on the real engine and the local cloud."""
+"""A foundation and an experiment on it, with the real engine and the local cloud."""
 
 import json
 from pathlib import Path
@@ -173,7 +173,7 @@ def test_a_bucket_is_made_kept_adopted_or_somebody_elses(project: Project, parts
     for key in ("timeCreated", "versioning", "softDeletePolicy", "labels"):
         assert kept[key] == made[key]
 
-    # Somebody else's is used as it is, and ours left if it was.
+    # Another team's bucket is used as it is, and ours is left as it was.
     lent = {"name": LENT, "location": "EUROPE-WEST4", "iamConfiguration": UNIFORM}
     theirs = cloud.call("POST", f"/storage/v1/b?project={clouds.PROJECT}", lent)
     two.configure("base", {**KEEPER, "bucket": LENT, "bucketMode": "existing"})

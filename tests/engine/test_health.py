@@ -95,7 +95,7 @@ def test_a_hung_vm_is_observed_and_left_then_repaired_and_the_run_goes_on(
         "the hung VM is not recreated",
     )
     assert len(recreated) == 1
-    until(lambda: run.step > before, "the run does not go on")
+    until(lambda: run.step > before, "the run does not continue")
     assert health() == "HEALTHY"
     serial = "".join(log.read_text() for log in (stack.cloud.state / "serial").iterdir())
     assert f"term 2: resumes at step {before}" in serial

@@ -1,5 +1,5 @@
 """The engine killed with SIGKILL at any of its writes, and the next command: nothing twice, nothing
-left over, the run goes on. No VM has a process here."""
+left over, and the run continues. No VM has a process here."""
 
 import json
 import os

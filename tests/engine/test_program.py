@@ -43,7 +43,7 @@ def resize(stack: Project, group: str, zone: str, size: int) -> None:
 
 
 def test_the_life_of_a_stack(stack: Project):
-    # The cloud is every test's of this tier: a bucket that somebody else lent is not a leftover.
+    # The cloud is every test's of this tier: a bucket that another team lends is not a leftover.
     others = {bucket["name"] for bucket in stack.cloud.audit()["buckets"]} - {
         f"{clouds.PROJECT}-outlast"
     }

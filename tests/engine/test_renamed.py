@@ -24,7 +24,7 @@ def test_a_renamed_stack_is_said_to_be_renamed(stack: Project, monkeypatch: pyte
     run, bucket = outputs["run"], outputs["bucket"]
     train_to(400, outputs)
 
-    # Its experiment has a name by hand, so that the run lies if it was.
+    # Its experiment has a name by hand, so that the run's folder stays the same.
     stack.pulumi("stack", "rename", "second")
     assert (
         f"run {run} in gs://{bucket}/experiments/dev: belongs to organization/outlast/dev, as this"

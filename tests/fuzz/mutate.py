@@ -1,4 +1,4 @@
-"""Changes to a valid text that somebody might make: to its structure, or to its bytes.
+"""Changes that someone might make to a valid text: to its structure, or to its bytes.
 
 Each is made by one seed, so that any of them can be left out when a failure is made smaller.
 """
@@ -129,7 +129,7 @@ def _insert(held: Any, key: Any, there: Any, draw: random.Random) -> None:
 
 
 def _graft(held: Any, key: Any, there: Any, draw: random.Random) -> None:
-    """What stands at another place."""
+    """Put a value from another place here."""
     other, at = draw.choice(there)
     held[key] = json.loads(json.dumps(other[at]))
 

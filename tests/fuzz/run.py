@@ -1,6 +1,6 @@
 """Changes of valid files, read again and again, in some processes at once.
 
-Change number i of a seed is the same on every machine, and `--only i` makes it again. Each process
+Change number i of a seed is the same on every machine, and `--only i` repeats it. Each process
 watches itself; the one that started them sees what a process cannot say any more: that it was
 killed by what it read.
 """
@@ -262,7 +262,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of all changes; default 1")
     parser.add_argument("--changes", type=int, default=20_000, help="how many; default 20000")
-    parser.add_argument("--seconds", type=float, default=0.0, help="go on for so long instead")
+    parser.add_argument("--seconds", type=float, default=0.0, help="run for so long instead")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", type=int, help="make one change again, in this process")
     parser.add_argument("--share", help=argparse.SUPPRESS)

@@ -83,7 +83,7 @@ class Target:
     files: dict[str, bytes]
     """Valid contents by name; each is changed in turn, the others stay as they are."""
     read: Read
-    """Reads what lies in a folder; gives the value, which is of the type that is promised."""
+    """Reads a folder's files; returns a value of the type that is promised."""
     errors: tuple[type[Exception], ...]
     changed: tuple[str, ...] = field(default=())
     """The files that are changed; all of them if none is named."""

@@ -46,7 +46,7 @@ class LocalCloud:
         deadline = time.monotonic() + START_SEC
         endpoint = self.state / "endpoint.json"
         while True:
-            # The file of one that was killed lies there until this one takes it away.
+            # The file of a killed cloud stays there until this one removes it.
             with contextlib.suppress(FileNotFoundError):
                 document = json.loads(endpoint.read_text())
                 if document["pid"] == self.process.pid:

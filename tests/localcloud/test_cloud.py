@@ -23,7 +23,7 @@ PORT = 4321
 
 
 class Topics(Service):
-    """A service that somebody has added: topics have names, and their number may be limited."""
+    """A service that someone has added: topics have names, and their number may be limited."""
 
     def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud

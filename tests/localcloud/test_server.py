@@ -408,8 +408,8 @@ sleep 600
 
 @pytest.fixture
 def vm_cloud(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalCloud]:
-    """A whole cloud with a group of one VM, which writes objects for ever where the test gives no
-    other startup script."""
+    """A whole cloud with a group of one VM, which writes objects without end unless the test gives
+    another startup script."""
     startup = getattr(request, "param", STARTUP)
     state = tmp_path / "state"
     image = tmp_path / "image"

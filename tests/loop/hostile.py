@@ -1,4 +1,4 @@
-"""Nodes that no snapshot of ours holds, as a checkpoint of somebody else's may hold them.
+"""Nodes that our snapshots never hold, but that someone else's checkpoint may hold.
 
 Each table is for one adapter: the nodes are refused wherever they stand. Arrays 0 to 3 are there.
 """

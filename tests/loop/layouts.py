@@ -344,7 +344,7 @@ def tensorflow_resume(root: Path) -> int:
 
 
 def linked(folder: Folder, number: int) -> Steps:
-    """A link that is made again at each save."""
+    """A link that each save recreates."""
     yield from folder.write(f"step-{number}.pt", number)
     with contextlib.suppress(FileNotFoundError):
         (folder.root / "latest.pt").unlink()

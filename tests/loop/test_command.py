@@ -368,7 +368,7 @@ def test_what_a_script_was_writing_when_it_was_killed_is_no_checkpoint(place: Pl
     with place.running("--shell", "--", line) as process:
         wait_until(lambda: len(place.supervisor.committed) == 1, "no snapshot")
         (place.home / "go").touch()
-        wait_until((place.home / "ready").exists, "the command did not go on")
+        wait_until((place.home / "ready").exists, "the command did not continue")
         place.supervisor.push(Stop(2.0))
         _, err = process.communicate(timeout=WAIT_SEC)
     assert process.returncode == 75

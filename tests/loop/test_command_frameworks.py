@@ -1,4 +1,4 @@
-"""Scripts of frameworks that were not written for this: killed, and they go on by their own means
+"""Scripts of frameworks that do not know Outlast: after a kill, they resume by their own means
 from the folder that they find."""
 
 import os

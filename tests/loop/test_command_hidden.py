@@ -1,4 +1,4 @@
-"""A bash script that goes on after its training crashed: an exit with 0 is not the training's."""
+"""A bash script that continues after its training crashed: its exit 0 is not the training's."""
 
 import shutil
 import sys

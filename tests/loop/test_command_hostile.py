@@ -1,5 +1,5 @@
-"""``outlast train`` in a run folder, or on a checkpoint, that somebody else has prepared: nothing
-outside of the folder changes, and the command does not begin with what was planted."""
+"""``outlast train`` in a run folder, or on a checkpoint, that someone else prepared: nothing
+outside the folder changes, and the command does not begin with what was planted."""
 
 import json
 import os

@@ -182,7 +182,7 @@ def test_formats_that_say_what_they_lack_are_waited_for(
     line += "; ".join(f"echo 1 > {name}" for name in there)
     line += f"; sleep 2; touch ../late; echo 1 > {missing}; sleep 60"
     with place.running("--shell", "--", line):
-        wait_until((place.home / "late").exists, "the command did not go on")
+        wait_until((place.home / "late").exists, "the command did not continue")
         wait_until(lambda: bool(place.supervisor.committed), "no snapshot")
     assert set(place.saved(0)) == {*there, missing}
 

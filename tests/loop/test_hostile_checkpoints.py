@@ -1,4 +1,4 @@
-"""Checkpoints and results that somebody else wrote: refused by name, and no file is touched."""
+"""Checkpoints and results that someone else wrote: refused by name, and no file is touched."""
 
 import json
 import sys

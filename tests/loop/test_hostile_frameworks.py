@@ -1,6 +1,6 @@
-"""Checkpoints that somebody else wrote, restored into objects of the frameworks: refused by name.
+"""Checkpoints that someone else wrote, restored into objects of the frameworks: refused by name.
 
-A node stands where the program has an object of the framework, and where it has nothing.
+A node is where the program has an object of the framework, and where it has nothing.
 """
 
 import copy

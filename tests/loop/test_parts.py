@@ -62,7 +62,7 @@ parts._finish = finish
 weights = {{"x": 1.0}}
 
 def train(name, steps={STEPS}):
-    '''Each stands on the weights that the one before has left.'''
+    '''Each begins with the weights that the part before it left.'''
     global current
     current = name
     at("before")

@@ -1,4 +1,4 @@
-"""A checkpoint of a command that somebody else wrote changes nothing outside its folder."""
+"""A command's checkpoint that someone else wrote changes nothing outside its folder."""
 
 import json
 import os

@@ -185,7 +185,7 @@ def test_a_snapshot_that_found_its_disk_full_is_made_again_by_all_ranks(
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_death_ends_a_rank_that_hangs(tmp_path: Path, victim: int) -> None:
-    """As in a collective that waits for the dead one for ever."""
+    """As in a collective that waits forever for the dead rank."""
     with launched(tmp_path, HANG=f"{1 - victim} 2") as party:
         said = party.processes[1 - victim].stdout
         assert said is not None and [said.readline(), said.readline()] == ["1\n", "hangs\n"]

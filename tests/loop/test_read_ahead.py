@@ -1,5 +1,5 @@
-"""A BatchSampler wherever it stands in the state, and programs that read ahead of their steps:
-killed and run again, a run ends as the baseline or is refused by name."""
+"""A BatchSampler anywhere in the state, and programs that read ahead of their steps: killed and run
+again, a run ends as the baseline or is refused by name."""
 
 import json
 import sys

@@ -76,7 +76,7 @@ def test_a_home_where_nothing_can_be_written(tmp_path: Path, walk: list[str]) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become a user that nothing knows")
 def test_a_user_without_a_home_and_an_entry() -> None:
     # Not below pytest's folder, which only its own user may enter.
-    base = Path("/tmp") / f"outlast-somebody-{os.getpid()}"
+    base = Path("/tmp") / f"outlast-someone-{os.getpid()}"
     base.mkdir()
     try:
         folder = base / "of"

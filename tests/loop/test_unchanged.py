@@ -125,7 +125,7 @@ def test_a_best_model_bound_again_is_reported_and_status_shows_it(
 
 
 class Best:
-    """A model that somebody keeps the best of."""
+    """A model whose best version a program keeps."""
 
     def __init__(self) -> None:
         self.w = np.zeros(2)

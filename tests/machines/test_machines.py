@@ -73,7 +73,7 @@ def test_the_whole_table(provisioning, gpu, mode, place):
     found = machines.check(choice)
     assert found.spot == (provisioning == SPOT)
     assert found.gpus == (0 if gpu == "none" else 1)
-    # A machine with a GPU cannot be moved; a dedicated one shall stop and go on by the same way.
+    # A machine with a GPU cannot be moved; a dedicated one stops and restarts in the same way.
     assert found.restarts == (provisioning == STANDARD and (mode == DEDICATED or gpu != "none"))
 
 

@@ -133,7 +133,7 @@ def test_a_run_from_git_is_named_by_commit_folder_and_raw_arguments():
     named = from_git(trainer="mine", args={"epochs": 5})
     assert named.content["source"] == f"git:{COMMIT}:"
     assert named.content["arguments"] == {"argv": ["--epochs=5"]}
-    # Where the repository lies, and how it is read, are no part of it.
+    # The repository's address, and how it is read, are not part of the identity.
     moved = from_git(trainer="mine", args={"epochs": 5}, gitUrl="https://other.example/code")
     assert moved.run == named.run
     secret = from_git(trainer="mine", args={"epochs": 5}, gitSecret="deploy", gitRef="main")

@@ -1,4 +1,4 @@
-"""Experiment and Foundation in a program that somebody else wrote."""
+"""Experiment and Foundation in a program that someone else wrote."""
 
 from collections.abc import Callable
 from typing import Any

@@ -77,7 +77,7 @@ def test_what_git_ignores_is_in_no_bundle(checkout):
     subprocess.run(["git", "init", "--quiet"], cwd=checkout, check=True)
     found = list(bundle.members(checkout))
     assert "outlast/trainers/private.py" not in found and "outlast/trainers/__init__.py" in found
-    # A checkout that lies in what another repository ignores is whole all the same.
+    # A checkout inside a folder that another repository ignores is complete all the same.
     (checkout / ".gitignore").write_text("*\n")
     assert "outlast/trainers/__init__.py" in list(bundle.members(checkout))
 

@@ -8,10 +8,10 @@ setup() {
   vm::make
   KERNEL="$(uname -r)"
   CURL="$(command -v curl)"
-  mkdir -p "$OUTLAST_ROOT"/etc/{ssh,apt/apt.conf.d} "$OUTLAST_ROOT"/home/{ubuntu,somebody}
+  mkdir -p "$OUTLAST_ROOT"/etc/{ssh,apt/apt.conf.d} "$OUTLAST_ROOT"/home/{ubuntu,someone}
   printf 'ID=debian\nVERSION_ID="12"\n' >"$OUTLAST_ROOT/etc/os-release"
   printf '%s\n' root:x:0:0::/root:/bin/sh ubuntu:x:1000:1000::/home/ubuntu:/bin/sh \
-    somebody:x:1001:1001::/home/somebody:/bin/sh nobody:x:65534:65534::/:/bin/false \
+    someone:x:1001:1001::/home/someone:/bin/sh nobody:x:65534:65534::/:/bin/false \
     >"$OUTLAST_ROOT/etc/passwd"
   local tool
   for tool in apt-get apt-mark cloud-init dpkg systemctl userdel; do
@@ -153,7 +153,7 @@ echo apt-get \"\$@\" >>'$CLOUD/calls'
   [[ -e "$OUTLAST_ROOT/etc/machine-id" && ! -s "$OUTLAST_ROOT/etc/machine-id" ]]
   [[ ! -s "$OUTLAST_ROOT/var/log/syslog" ]]
   [[ "$(calls '^userdel')" == 2 ]]
-  [[ "$(calls '^userdel --force --remove (ubuntu|somebody)$')" == 2 ]]
+  [[ "$(calls '^userdel --force --remove (ubuntu|someone)$')" == 2 ]]
   [[ "$(calls '^cloud-init clean --logs --seed$')" == 1 ]]
   [[ "$(calls '^apt-get clean$')" == 1 ]]
   [[ "$(<"$OUTLAST_ROOT/opt/outlast/recipe")" == 0123456789abcdef ]]

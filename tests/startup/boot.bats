@@ -48,7 +48,7 @@ PYTHON
   [[ -e "$(object "$PREFIX/boots/4711-11111111-2222-4333-8444-555555555555.json")" ]]
 }
 
-@test "the same boot once more finds its record and goes on" {
+@test "the same boot once more finds its record and continues" {
   run -0 vm::boot
   run -0 vm::boot
   [[ "$(calls 'POST /upload.* 412')" == 1 ]]

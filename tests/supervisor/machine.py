@@ -2,8 +2,8 @@
 
 Every machine runs the real supervisor (`supervise`, `Attempt`, `Committer`, `HeadFile`, `Group`)
 in a separate thread, over one memory store. It stops before each operation that leaves the
-machine, of the store or of the group, until the world lets it go on: at most one thread runs at any
-moment, and the same plan gives the same operations. A machine that is not let go on is frozen.
+machine, of the store or of the group, until the world releases it: at most one thread runs at any
+moment, and the same plan gives the same operations. A machine that is not released is frozen.
 
 The world watches each operation when it is applied, from any sender and however late, against
 what must hold in every state (`Watch`). `play` follows a plan, then lets the run come to its end.
@@ -84,7 +84,7 @@ LAYOUT = Layout("experiments/demo", "0123456789")
 STEPS = 10
 COMMIT_EVERY = 2
 KEPT_EVERY = 4
-"""Steps of which one checkpoint is kept for good, where old entries of HEAD go to pages."""
+"""Steps of which one checkpoint is kept forever, where old entries of HEAD move to pages."""
 RETRIES = 2
 PARTS = (("a", 4), ("b", STEPS))
 """Of a run with parts: each one's name and last step, counted through both."""
@@ -163,7 +163,7 @@ class Go:
 class Boot:
     """The group puts a new machine, in this slot, in the place of its member.
 
-    The old member goes on as one that is not a member any more, unless it had this slot.
+    The old member continues, but is no longer a member, unless it had this slot.
     """
 
     slot: int
@@ -206,7 +206,7 @@ logging.getLogger("outlast").setLevel(logging.INFO)
 
 
 class Actor:
-    """A thread that stops before each operation until it is let go on."""
+    """A thread that stops before each operation until it is released."""
 
     def __init__(self, world: "World", name: str, live: Callable[[Any], object]) -> None:
         self.name = name
@@ -218,7 +218,7 @@ class Actor:
         self.saw_none = False
         """Its last look found no HEAD, so that it may create one."""
         self.superseded = False
-        """It was shown a HEAD that somebody else wrote after its own last one."""
+        """It has seen a HEAD that another writer wrote after its own last one."""
         self._live = live
         self._fault: Fault | None = None
         self._one = threading.RLock()
@@ -357,7 +357,7 @@ class SteppedAttempt(Attempt):
         return Outcome(Next.LEAVE, Reason.DONE, "done")
 
     def _train_parts(self, world: "World") -> Outcome:
-        """As a program that begins one part after the other; each stands on the one before."""
+        """As a program that begins one part after the other; each builds on the one before."""
         parts, state = self._trainings.parts, ""
         for name, last in world.parts:
             hello = Hello(1, 0, part=name)
@@ -520,7 +520,7 @@ def group_name(resume: int) -> str:
 
 
 class StepClock(FakeClock):
-    """Everybody's clock; passes when somebody sleeps."""
+    """The clock of all machines; passes while one of them sleeps."""
 
     training = False
 
@@ -554,7 +554,7 @@ class World:
         self.parts: tuple[tuple[str, int], ...] = ()
         """Each part's name and the last step that is its own, counted through all parts."""
         self.head_harmed = False
-        """Somebody deleted or overwrote HEAD; until a repair."""
+        """Someone deleted or overwrote HEAD; until a repair."""
         self.head_was_harmed = False
 
     # -- events -------------------------------------------------------------------------------
@@ -1170,7 +1170,7 @@ def play(
 ) -> World:
     """A run disturbed by a plan, then undisturbed to its end. Raises Broken, with the story.
 
-    With `paged` some checkpoints are kept for good, and old entries of HEAD go to pages at once;
+    With `paged` some checkpoints are kept forever, and old entries of HEAD move to pages at once;
     with `parts` its steps are those of two parts.
     """
     with contextlib.ExitStack() as stack:

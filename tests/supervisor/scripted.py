@@ -102,7 +102,7 @@ class How(Enum):
     REPLAYED = "replayed"
     """The machine is gone; the operation is applied once the successor has taken over."""
     FROZEN = "frozen"
-    """Stopped before the operation; goes on once the successor has taken over."""
+    """Stopped before the operation; continues once the successor has taken over."""
 
 
 DEADLY = frozenset({How.CRASH_BEFORE, How.CRASH_AFTER, How.REPLAYED, How.FROZEN})
@@ -323,7 +323,7 @@ def play(
     """One run disturbed at its operation `at`; also the operations that it sent.
 
     For REPLAYED and FROZEN, `replay_at` counts the successor's operations, from its taking of the
-    term on, before the old one's is applied; a frozen attempt then goes on as far as it gets.
+    term on, before the old one's is applied; a frozen attempt then continues as far as it gets.
     With `crash_successor_at` the first successor is gone after that many of its operations.
     """
     clock = FakeClock()
@@ -338,7 +338,7 @@ def play(
 def play_retaken(at: int, thaw_at: int) -> Played:
     """The first attempt freezes at its operation `at`; another machine takes the run, commits and
     is gone; the first one's process takes the run again, with the same view of HEAD; the old
-    attempt goes on after the `thaw_at`-th operation of the new one that holds the term.
+    attempt continues after the `thaw_at`-th operation of the new one that holds the term.
     """
     clock = FakeClock()
     bucket = MemoryStore(clock=clock.now)
@@ -432,7 +432,7 @@ def _play(
                 continue
 
     def succeed(during: Callable[[], None] | None = None, crash_after: int | None = None) -> None:
-        """A successor takes over and goes on to the end; `during` happens on its way."""
+        """A successor takes over and runs to the end; `during` happens on its way."""
         taken = 0
         done = 0
 

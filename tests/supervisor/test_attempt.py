@@ -820,7 +820,7 @@ def damaged(head: bytes | None) -> Callable[[World], None]:
 
 
 def owned_by_another(world: World) -> None:
-    world.store.put(LAYOUT.head, dataclasses.replace(world.head, owner="somebody").to_json())
+    world.store.put(LAYOUT.head, dataclasses.replace(world.head, owner="someone").to_json())
 
 
 @pytest.mark.parametrize(

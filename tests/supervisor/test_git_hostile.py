@@ -1,5 +1,5 @@
-"""Repositories that somebody else wrote: their trees, links, submodules and addresses write nothing
-outside of the folder of the commit, and start no program."""
+"""Repositories that someone else wrote: their trees, links, submodules and addresses write nothing
+outside the folder of the commit, and start no program."""
 
 import os
 import stat

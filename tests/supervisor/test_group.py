@@ -164,4 +164,4 @@ def test_a_machine_without_a_group(cloud: FakeCloud) -> None:
     assert isinstance(group, NoGroup)
     assert isinstance(group.leave(), Left) and group.may_leave()
     with pytest.raises(ValueError, match="created-by"):
-        Group(Metadata(), "somebody")
+        Group(Metadata(), "someone")

@@ -75,7 +75,7 @@ class World:
         builder.ensure(need)
 
     def put(self, need: Path, files: dict[str, bytes]) -> None:
-        """Somebody writes the layer's zip into the bucket."""
+        """Someone writes the layer's zip into the bucket."""
         (layer,) = layers(need)
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as archive:

@@ -41,12 +41,12 @@ from tests.supervisor.world import Life, Vm, World, a_world, spec_with
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start another user's process")
 ME = os.geteuid()
-SECRET = b'{"step": 1, "key": "of somebody else"}\n'
+SECRET = b'{"step": 1, "key": "of someone else"}\n'
 
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder of somebody else's, with a file that must be neither read nor changed."""
+    """Someone else's folder, with a file that must be neither read nor changed."""
     folder = tmp_path / "outside"
     folder.mkdir()
     (folder / "secret").write_bytes(SECRET)

@@ -90,7 +90,7 @@ RUN_BY = {
     "python train/mine.py": ("tests/tools/test_blocks.py", '"mine.py"'),
     "torchrun": ("tests/loop/test_torchrun.py", "torch.distributed.run"),
 }
-"""A command with one of its options, and where it is run: a file, and what stands in it."""
+"""A command with one of its options, and where it is run: a file, and its content."""
 
 CONFIGURED = ("pulumi config set", "pulumi config rm", "pulumi stack init", "pulumi stack rm")
 """All of these run one after another in tests/engine/test_commands_shown.py."""

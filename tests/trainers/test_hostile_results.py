@@ -1,4 +1,4 @@
-"""A finished run that somebody else wrote, as its readers see it: evaluated, loaded and
+"""A finished run that someone else wrote, as its readers see it: evaluated, loaded and
 fetched. Each hostile node is refused in one sentence, and nothing is written or run."""
 
 import hashlib

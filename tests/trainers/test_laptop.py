@@ -46,7 +46,7 @@ def test_ctrl_c_and_the_same_command_again(tmp_path: Path) -> None:
 
 
 def test_a_run_dir_that_is_a_file_is_bad_usage(tmp_path: Path) -> None:
-    """And not 75, which would have a loop around the command try for ever."""
+    """And not 75, which would make a loop around the command try forever."""
     file = tmp_path / "run"
     file.write_text("here first")
     refused = programs.run(tmp_path, command(file))

@@ -150,7 +150,7 @@ def test_a_call_that_is_repeated_with_its_request_id_does_nothing(cloud: LocalCl
     again = ok(cloud, "POST", VMS, vm_body(), **request)
     assert again["name"] == first["name"] and shown(cloud)["id"] == number
     assert cloud.call("POST", VMS, json=vm_body()).status_code == 409
-    # Of another call it is another request, and one that was refused may be made again.
+    # The same id on another call is another request, and a refused request may be repeated.
     ok(cloud, "DELETE", f"{VMS}/vm1", **request)
     assert cloud.call("GET", f"{VMS}/vm1").status_code == 404
     request = {"params": {"requestId": str(uuid.uuid4())}}

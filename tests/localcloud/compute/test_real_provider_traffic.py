@@ -438,7 +438,7 @@ def test_bucket_object_and_binding(plugin: Plugin) -> None:
     policy["bindings"].append({**binding, "condition": condition})
     written = plugin.send("PUT", path, policy)
     assert written["etag"] != policy["etag"]
-    refused = plugin.cloud.call("PUT", path, json=policy)  # somebody was between
+    refused = plugin.cloud.call("PUT", path, json=policy)  # someone wrote in between
     assert refused.status_code in (409, 412)
     listed = plugin.send("GET", "/storage/v1/b/plugin-bucket/o", versions="true")
     for item in listed["items"]:

@@ -259,7 +259,7 @@ def test_stale_policy_is_refused(cloud: LocalCloud, bucket: str) -> None:
     ("role", "member", "expression", "says"),
     [
         ("roles/storage.nonsense", "allUsers", "", "roles/storage.nonsense"),
-        ("roles/storage.objectViewer", "somebody", "", "somebody"),
+        ("roles/storage.objectViewer", "someone", "", "someone"),
         (
             "roles/storage.objectViewer",
             f"serviceAccount:nobody@{PROJECT}.iam.gserviceaccount.com",

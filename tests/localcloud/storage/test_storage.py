@@ -420,7 +420,7 @@ def test_half_a_character_is_no_name(cloud: LocalCloud, bucket: str) -> None:
     assert cloud.call("GET", f"/storage/v1/b/{bucket}/o/%FF").status_code == 400
 
 
-# Bad input: each is refused by a 4xx and the cloud goes on
+# Bad input: each is refused with a 4xx, and the cloud keeps serving
 
 
 BAD_REQUESTS: list[tuple[bytes, bytes]] = [

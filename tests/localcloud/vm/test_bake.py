@@ -95,7 +95,7 @@ def write_script(root: Path, mark: str, then: str = "") -> None:
     text = f"""#!/bin/bash
 set -eu
 printf '%s' '{mark}' >"$OUTLAST_IMAGE/mark"
-mkdir "$OUTLAST_IMAGE/.git" "$OUTLAST_ROOT/home/somebody"
+mkdir "$OUTLAST_IMAGE/.git" "$OUTLAST_ROOT/home/someone"
 touch "$OUTLAST_IMAGE/.env" "$OUTLAST_ROOT/root/.bash_history"
 {then}
 """
@@ -216,7 +216,7 @@ def test_a_recipe_becomes_an_image_that_vms_boot_from(cloud: LocalCloud, root: P
     seen = boot_and_look(cloud, name)
     assert "mark mark 1." in seen and "id <>" in seen
     assert "writable" not in seen
-    for unwanted in (".git", ".env", ".bash_history", "somebody"):
+    for unwanted in (".git", ".env", ".bash_history", "someone"):
         assert unwanted not in seen
 
     # The same recipe again: nothing is baked, the image is the same.

@@ -1,4 +1,4 @@
-"""An image's folder that somebody else has prepared changes nothing but the disk that it is for."""
+"""An image's folder that someone else prepared changes only the disk that it is for."""
 
 import json
 from pathlib import Path

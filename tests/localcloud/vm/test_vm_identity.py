@@ -35,9 +35,9 @@ SECRET = "roles/secretmanager.secretAccessor"
 SECRETS = f"/secretmanager/v1/projects/{PROJECT}/secrets"
 OWN = "experiments/dev"
 LENT = "rows"
-"""A folder that `dataPaths` names, in somebody else's bucket."""
+"""A folder that `dataPaths` names, in another team's bucket."""
 INIT = "experiments/theirs/0123456789/t000001/s000000000100-01234567/"
-"""A checkpoint that `init` names, there too."""
+"""A checkpoint that `init` names, in the same bucket."""
 
 # Each prints `probe NAME STATUS`; `api` is a call with the VM's own token.
 BOOT = """#!/bin/bash
@@ -195,7 +195,7 @@ class Declared:
 
 @dataclass
 class Buckets:
-    """The stack's own, and somebody else's."""
+    """The stack's own bucket, and another team's."""
 
     own: str
     lender: str

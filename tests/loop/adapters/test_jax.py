@@ -1,4 +1,4 @@
-"""JAX: what is saved goes on bit for bit, whatever holds it, and what cannot be saved is named."""
+"""JAX: saved state resumes bit for bit, in every container, and what cannot be saved is named."""
 
 import dataclasses
 import os

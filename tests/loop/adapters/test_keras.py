@@ -1,4 +1,4 @@
-"""Keras 3: models, optimisers, metrics and seed generators go on bit for bit."""
+"""Keras 3: models, optimisers, metrics and seed generators resume bit for bit."""
 
 import os
 import random

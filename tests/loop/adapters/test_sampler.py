@@ -99,7 +99,7 @@ def test_a_batch_before_the_first_step_is_refused() -> None:
     next(iter(sampler))
     with pytest.raises(LoopError, match=r"state\['sampler'\] has given a batch before the first"):
         samplers.first_step(resumed=False)
-    samplers.end()  # another part of the run may go on with it
+    samplers.end()  # another part of the run may continue with it
     samplers.first_step(resumed=False)
 
 

@@ -1,4 +1,4 @@
-"""Every estimator with partial_fit goes on to the same bits, or is refused by name."""
+"""Every estimator with partial_fit resumes to the same bits, or is refused by name."""
 
 from inspect import signature
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""PyTorch: what is saved goes on bit for bit, and what does not fit is named."""
+"""PyTorch: saved state resumes bit for bit, and what does not fit is named."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""XGBoost: Boosters and scikit-learn wrappers go on to the same bytes; sampling is refused."""
+"""XGBoost: Boosters and scikit-learn wrappers resume to the same bytes; sampling is refused."""
 
 import functools
 from pathlib import Path

@@ -679,7 +679,7 @@ def test_room_counts_vms_and_is_asked_only_at_creation(world: World) -> None:
     assert len(world.machines.live) == 2
     world.fleet.capacity.add_window(ZONE, 0, now, now + 10)
     world.pass_times(2)
-    assert len(world.machines.live) == 2, "those that live go on"
+    assert len(world.machines.live) == 2, "live VMs keep running"
     world.pass_times(8)
     assert world.fleet.is_stable(group)
 

@@ -438,7 +438,7 @@ def test_rolling_update_keeps_to_its_limits_at_every_moment(
     versions = [group.main, {**version, "targetSize": canary}] if canary else [version]
     world.fleet.change_group(group, group.body, versions)
     surge, unavailable = (_number(replacing[k], size) for k in ("maxSurge", "maxUnavailable"))
-    if surge == unavailable == 0:  # by rounding alone: a roll must go on
+    if surge == unavailable == 0:  # by rounding alone: a roll must continue
         unavailable = 1
     machines = world.machines
     for _ in range(20 * size):

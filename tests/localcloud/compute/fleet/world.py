@@ -59,7 +59,7 @@ class Machines:
         raise AssertionError("the group makes and unmakes VMs without an end")
 
     def let(self, instance_id: str) -> None:
-        """Lets a VM go on that was held back: it exits, or it is up."""
+        """Releases a VM that was held back: it exits, or it is up."""
         if instance_id in self.stopping:
             self.stopping.discard(instance_id)
             self.exit(instance_id)
