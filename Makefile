@@ -6,7 +6,7 @@ FRAMEWORKS := .venv-frameworks
 BENCH := .venv-bench
 POLICY := .venv-policy
 PYTEST := $(VENV)/python -m pytest -q
-WORKERS ?= 3
+WORKERS ?= 4
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 COMPILE := $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-header --no-emit-index-url --no-emit-find-links
@@ -29,12 +29,12 @@ test-fast: setup ## tests without engine, VMs and network, those of the shell am
 	$(PYTEST) $(SIDE_BY_SIDE)
 
 test-engine: setup policy-setup ## tests with the Pulumi engine and the local cloud
-	$(PYTEST) $(SIDE_BY_SIDE) -m engine
+	$(PYTEST) $(SIDE_BY_SIDE) -m 'engine and not long'
 
 test-rehearsal: setup ## tests that boot VMs of the local cloud
-	$(PYTEST) $(SIDE_BY_SIDE) -m 'rehearsal and not engine'
+	$(PYTEST) $(SIDE_BY_SIDE) -m 'rehearsal and not engine and not long'
 
-test-long: setup ## every delivery and a baked image, with engine and VMs: minutes each, before a release
+test-long: setup ## what takes minutes or repeats another test in one more way: before a release
 	$(PYTEST) -m long
 
 test-frameworks: $(FRAMEWORKS)/installed ## tests with torch, Keras, JAX and XGBoost, in .venv-frameworks

@@ -68,8 +68,7 @@ def test_the_run_of_parts_copies_the_result_of_each() -> None:
 
 
 LONG = pytest.mark.long
-"""A pair of moments for each pair of operations: of runs with parts, which have many, before a
-release."""
+"""A pair of moments for each pair of operations: before a release, but of a plain run."""
 PLACES = ["in HEAD", "in pages"]
 PARTS = ["of parts", "of parts in pages"]
 EVERYWHERE = [*PLACES, *(pytest.param(place, marks=LONG) for place in PARTS)]
@@ -80,7 +79,8 @@ def cases() -> Iterator[Any]:
     for place in [*PLACES, *PARTS]:
         for how in How:
             pairs = how in (How.REPLAYED, How.FROZEN)
-            marks = [LONG] if place in PARTS and (pairs or place == "of parts") else []
+            long = place != "in HEAD" if pairs else place == "of parts"
+            marks = [LONG] if long else []
             yield pytest.param(place, how, marks=marks, id=f"{place}-{how.value}")
 
 

@@ -115,6 +115,7 @@ def test_a_trainers_secrets_and_the_webhooks_are_there_as_on_the_cloud(tmp_path:
 
 
 MOMENTS = ["pulumi up", "run ", "attempt 1 on", "preempt: attempt 1", "destroying"]
+FOR_EACH_CHANGE = {"pulumi up", "preempt: attempt 1"}
 
 
 def lines_of(process: subprocess.Popen[str]) -> Iterator[str]:
@@ -122,7 +123,13 @@ def lines_of(process: subprocess.Popen[str]) -> Iterator[str]:
     yield from process.stdout
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param(moment, marks=[pytest.mark.long] if moment not in FOR_EACH_CHANGE else [])
+        for moment in MOMENTS
+    ],
+)
 def test_ctrl_c_at_any_moment_leaves_no_process_port_or_folder(moment):
     before = scratch_folders()
     process = start(*SHORT)

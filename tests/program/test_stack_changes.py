@@ -414,7 +414,14 @@ def test_without_capacity_up_returns_at_once_and_destroy_ends_the_wait(deployed,
     wait_until(lambda: [vm for vm in started.vms() if vm["status"] == "RUNNING"])
 
 
-@pytest.mark.parametrize("asked_for", ["serviceAccounts", "/roles", "instanceGroupManagers"])
+@pytest.mark.parametrize(
+    "asked_for",
+    [
+        pytest.param("serviceAccounts", marks=pytest.mark.long),
+        pytest.param("/roles", marks=pytest.mark.long),
+        "instanceGroupManagers",
+    ],
+)
 def test_an_up_that_is_killed_is_mended(deployed, cloud, asked_for):
     """Killed after the cloud has made something and before the engine has heard of it."""
     started, _ = cloud

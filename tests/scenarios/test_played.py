@@ -20,6 +20,7 @@ LIMIT_SEC = 230
 POINTS = "".join(f"{n % 7},{n % 5},{n % 3},0.5,0.25,{n % 2},1,0,{n % 2}\n" for n in range(200))
 
 
+@pytest.mark.long  # `make scenarios` plays it too
 def test_a_zombie_changes_nothing():
     played = play("zombie", limit_sec=LIMIT_SEC)  # says how far it came, before pytest ends it
     assert (played.held, played.broken, played.error) == (True, (), "")

@@ -28,7 +28,7 @@ from tests.startup.debian import Machine
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(1500)]
 
 HERE = Path(__file__).parent
-SUITES = ("trixie", "bookworm")
+SUITES = ("trixie", pytest.param("bookworm", marks=pytest.mark.long))
 KERNELS = ("linux-image-", "linux-headers-")
 
 HELD = """

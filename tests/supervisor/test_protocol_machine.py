@@ -128,7 +128,11 @@ def test_the_protocol_holds_however_machines_and_operator_interleave() -> None:
     assert reached == set(REACHED)
 
 
-@pytest.mark.parametrize("parts", [False, True], ids=["whole", "of parts"])
+@pytest.mark.parametrize(
+    "parts",
+    [False, pytest.param(True, marks=pytest.mark.long)],
+    ids=["whole", "of parts"],
+)
 @pytest.mark.parametrize("paged", [False, True], ids=["in HEAD", "in pages"])
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_the_protocol_holds_with_trouble_at_each_moment(
