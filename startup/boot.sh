@@ -302,7 +302,7 @@ boot::judge_crash() {
   fi
   boot::give_last_words
   if ! boots::find_unattempted; then
-    HOPELESS="$REFUSED"
+    boot::judge_uncounted
   elif grep -qxF "$BOOT_RECORD" "$RUN_DIR/unattempted"; then
     boot::record_end "$REASON_SETUP_FAILED" "$1" "$message"
     boot::count_unattempted
@@ -368,6 +368,14 @@ boot::count_unattempted() {
   fi
 }
 
+# boot::judge_uncounted: sets HOPELESS if the bucket refuses what counting needs, for example because
+# it is gone or its reader pays. Without a usable answer, another VM may succeed.
+boot::judge_uncounted() {
+  if ! http::is_undecided && [[ $HTTP_STATUS != 401 ]]; then
+    HOPELESS="${REFUSED:-earlier boots cannot be read: status $HTTP_STATUS}"
+  fi
+}
+
 boot::leave_if_hopeless() {
   if [[ -n $HOPELESS ]]; then
     log::error "$CURRENT_STEP" "this VM leaves its group, as the next one would fail too: $HOPELESS"
@@ -412,7 +420,7 @@ boot::fail() {
       if boots::find_unattempted; then
         boot::count_unattempted
       else
-        HOPELESS="$REFUSED"
+        boot::judge_uncounted
       fi
     fi
   fi

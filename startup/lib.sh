@@ -417,12 +417,36 @@ gcs::create() {
 
 # gcs::get BUCKET NAME FILE: writes an object's bytes to FILE.
 gcs::get() {
-  http::call "$STORAGE_URL/storage/v1/b/$1/o/$(url::quote "$2")?alt=media" "$3"
+  gcs::read "$1" "$2" '?alt=media' "$3"
 }
 
 # gcs::stat BUCKET NAME FILE: writes an object's description to FILE, as JSON.
 gcs::stat() {
-  http::call "$STORAGE_URL/storage/v1/b/$1/o/$(url::quote "$2")" "$3"
+  gcs::read "$1" "$2" '' "$3"
+}
+
+# gcs::read BUCKET NAME QUERY FILE: reads an object. HTTP_STATUS is 404 if it is absent, also where
+# Cloud Storage answers 403: outlast/bucket/store/gcs.py says when.
+gcs::read() {
+  if http::call "$STORAGE_URL/storage/v1/b/$1/o/$(url::quote "$2")$3" "$4"; then
+    return 0
+  fi
+  if [[ $HTTP_STATUS == 403 ]]; then
+    if gcs::is_absent "$1" "$2"; then
+      HTTP_STATUS=404
+    else
+      HTTP_STATUS=403
+    fi
+  fi
+  return 1
+}
+
+# gcs::is_absent BUCKET NAME: whether a list is allowed and lacks the object. The exact name is the
+# first with that prefix, because names are listed in order.
+gcs::is_absent() {
+  http::call "$STORAGE_URL/storage/v1/b/$1/o?maxResults=1&prefix=$(url::quote "$2")" \
+    "$RUN_DIR/answer" || return
+  ! json::flatten <"$RUN_DIR/answer" | grep -qxF "items.0.name"$'\t'"$2"
 }
 
 # gcs::list BUCKET PREFIX FILE: writes to FILE one line per object, `name<tab>time created`, and one

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -58,9 +59,9 @@ class Service(Protocol):
         """Everything that exists, by kind: `{"buckets": […]}`."""
         return {}
 
-    def set_switch(self, name: str, value: Any) -> None:
-        """Changes the behaviour of the service. Raises KeyError for an unknown switch, ValueError
-        for a wrong value."""
+    def set_switch(self, name: str, value: Any) -> bool | float:
+        """Changes the behaviour of the service; returns the switch's former value. Raises KeyError
+        for an unknown switch, ValueError for a wrong value."""
         raise KeyError(name)
 
     async def start(self) -> None:
@@ -154,10 +155,6 @@ class Machines(Protocol):
 
     async def thaw(self, name: str) -> None:
         """Sends SIGCONT to the VM's whole process tree."""
-        ...
-
-    def set_switch(self, name: str, value: Any) -> None:
-        """As `Service.set_switch`."""
         ...
 
     def changed(self) -> None:
@@ -260,6 +257,13 @@ class Cloud:
     def authorize(self, request: Request, permission: str) -> None:
         """Raises ApiError 403 unless the sender has the permission on the project."""
         self.policies.require(self.caller(request), permission)
+
+    def set_switch(self, name: str, value: Any) -> bool | float:
+        """Sets the switch of the service that has it, as `Service.set_switch`."""
+        for service in self.services.values():
+            with suppress(KeyError):
+                return service.set_switch(name, value)
+        raise KeyError(name)
 
     def stop(self) -> None:
         """Makes `serve` end, as a signal does."""

@@ -2,8 +2,6 @@
 
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import Any
 
 from starlette.background import BackgroundTask
 from starlette.requests import Request
@@ -122,20 +120,13 @@ class Control:
         switches = await read_json(request)
         for name, value in switches.items():
             try:
-                self._set_switch(name, value)
+                self._cloud.set_switch(name, value)
             except KeyError:
                 raise ApiError(400, f"switch {name!r}: no service has it") from None
             except ValueError as error:
                 raise ApiError(400, f"switch {name} {value!r}: {error}") from None
         self._cloud.events.write("switches", switches=switches)
         return JSONResponse({})
-
-    def _set_switch(self, name: str, value: Any) -> None:
-        for service in self._cloud.services.values():
-            with suppress(KeyError):
-                service.set_switch(name, value)
-                return
-        raise KeyError(name)
 
     async def _audit(self, request: Request) -> Response:
         """Lists everything that exists, over all services."""

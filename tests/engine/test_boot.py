@@ -41,6 +41,8 @@ def store(offline: clouds.LocalCloud, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 def test_a_stock_image_installs_the_bundles_requirements_and_trains(stack: Project, store: Store):
+    """Also where the bucket answers 403 for objects that do not exist yet."""
+    stack.cloud.call("POST", "/_local/switches", {"absent_forbidden": True})
     stack.set("outlast:image", STOCK_IMAGE)
     stack.up()
     run = Watch(stack, store)

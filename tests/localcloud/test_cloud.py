@@ -42,10 +42,11 @@ class Topics(Service):
     def audit(self) -> Entry:
         return {"topics": list(self._topics)}
 
-    def set_switch(self, name: str, value: Any) -> None:
+    def set_switch(self, name: str, value: Any) -> float:
         if name != "most_topics":
             raise KeyError(name)
-        self.most = value
+        former, self.most = self.most, value
+        return former
 
     async def start(self) -> None:
         self.runs = True

@@ -5,6 +5,7 @@ Stateless: everything is read from and written to one folder, which a test prepa
     metadata/PATH     value of a metadata key below computeMetadata/v1/
     objects/NAME      an object, its name percent-encoded
     guest/KEY         a guest attribute, outlast/KEY, as the VM has put it last
+    absent            the status of an absent object; without it 404
     members.json      managedInstances of the one group; without it the group does not exist
     faults            lines `METHOD PATTERN STATUS TIMES`: the answer instead, so many times
                       (-1: always); status 0 closes the connection without an answer
@@ -116,14 +117,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def read(self, name: str, query: dict[str, str]) -> tuple[int, bytes]:
         file = self.file(name)
         if not file.exists():
-            return 404, b"Not Found"
+            status = self.folder / "absent"
+            return int(status.read_text()) if status.exists() else 404, b"Not Found"
         if query.get("alt") == "media":
             return 200, file.read_bytes()
         return 200, json.dumps(describe(file), indent=1).encode()
 
     def list(self, query: dict[str, str]) -> bytes:
         """Pages of four, folders and objects together in order of name, as the real one."""
-        prefix, delimiter = query["prefix"], query["delimiter"]
+        prefix, delimiter = query["prefix"], query.get("delimiter", "\0")
+        most = int(query.get("maxResults", PAGE))
         entries: dict[str, dict[str, str] | None] = {}
         for file in (self.folder / "objects").iterdir():
             name = unquote(file.name)
@@ -132,12 +135,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 entries[prefix + head + found] = None if found else describe(file)
         names = sorted(name for name in entries if name > query.get("pageToken", ""))
         page: dict[str, object] = {"kind": "storage#objects"}
-        if found_prefixes := [name for name in names[:PAGE] if entries[name] is None]:
+        if found_prefixes := [name for name in names[:most] if entries[name] is None]:
             page["prefixes"] = found_prefixes
-        if items := [entries[name] for name in names[:PAGE] if entries[name] is not None]:
+        if items := [entries[name] for name in names[:most] if entries[name] is not None]:
             page["items"] = items
-        if len(names) > PAGE:
-            page["nextPageToken"] = names[PAGE - 1]
+        if len(names) > most:
+            page["nextPageToken"] = names[most - 1]
         return json.dumps(page, indent=2).encode()
 
     def group(self, method: str, query: dict[str, str], body: bytes) -> tuple[int, bytes]:

@@ -42,7 +42,8 @@ order() {
   [[ "$(calls 'POST /compute/v1/projects/project/regions/region/instanceGroupManagers/group/deleteInstances')" == 1 ]]
 }
 
-@test "boots before the newest attempt do not count" {
+@test "boots before the newest attempt do not count, also where an absent object is 403" {
+  echo 403 >"$CLOUD/absent"
   earlier_boots 9 '2 hours ago'
   object "$PREFIX/attempts/000009/start.json" '3 hours ago'
   object "$PREFIX/attempts/000010/start.json" '1 hour ago'
@@ -138,6 +139,14 @@ order() {
   fault GET prefix= 403 -1
   run -1 vm::boot
   said 'leaves its group, as the next one would fail too: attempts: status 403'
+  [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
+}
+
+@test "a bucket that refuses every call, as one whose reader pays: leave" {
+  fault GET storage/v1 400 -1
+  fault POST upload 400 -1
+  run -1 vm::boot
+  said 'leaves its group, as the next one would fail too: earlier boots cannot be read: status 400'
   [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
 }
 

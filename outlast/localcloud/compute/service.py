@@ -4,12 +4,13 @@ from typing import Any
 
 from starlette.routing import BaseRoute
 
+from outlast.localcloud.base import switches
 from outlast.localcloud.base.access import Caller
 from outlast.localcloud.base.clock import to_rfc3339
 from outlast.localcloud.cloud import Cloud, Service
 from outlast.localcloud.compute.api import Api
 from outlast.localcloud.compute.declared import Declared
-from outlast.localcloud.compute.fleet.model import Instance, checked_switch
+from outlast.localcloud.compute.fleet.model import Instance
 from outlast.localcloud.compute.given import Given
 from outlast.localcloud.compute.groups import Groups
 from outlast.localcloud.compute.instances import Instances
@@ -85,11 +86,11 @@ class Compute(Service):
             "pids": self.platform.hypervisor.pids(),
         }
 
-    def set_switch(self, name: str, value: Any) -> None:
-        """Sets one of `model.Switches`. Raises KeyError for an unknown switch, ValueError for a
-        wrong value."""
-        setattr(self.platform.fleet.switches, name, checked_switch(name, value))
+    def set_switch(self, name: str, value: Any) -> bool | float:
+        """Sets one of `model.Switches`, as `Service.set_switch`."""
+        former = switches.set_one(self.platform.fleet.switches, name, value)
         self.changed()
+        return former
 
     # For the rest of the cloud (`outlast.localcloud.cloud.Machines`)
 

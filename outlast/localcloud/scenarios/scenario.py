@@ -7,13 +7,13 @@ The whole file is checked before any of it happens. `director.py` plays it.
 
 import math
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from outlast.localcloud.base import switches
 from outlast.localcloud.base.checked import (
     Count,
     Ordinal,
@@ -24,8 +24,9 @@ from outlast.localcloud.base.checked import (
 )
 from outlast.localcloud.base.errors import UsageError
 from outlast.localcloud.compute.catalogue import has_zone
-from outlast.localcloud.compute.fleet.model import Switches, checked_switch
+from outlast.localcloud.compute.fleet.model import Switches as ComputeSwitches
 from outlast.localcloud.faults.rules import FaultRule
+from outlast.localcloud.storage.store import Switches as StorageSwitches
 
 PHASES = (
     *("boot", "setup", "step", "snapshot", "upload", "commit", "committed"),
@@ -35,6 +36,8 @@ PHASES = (
 BEFORE_ATTEMPT = ("boot", "setup")
 ONCE_A_BOOT = ("boot", "setup", "end")
 """Phases that a boot reaches at most once."""
+SWITCHES = (ComputeSwitches, StorageSwitches)
+"""The switches that a scenario can set."""
 STEPPED = ("step", "snapshot", "upload", "commit", "committed")
 """Phases that have a step, and so a share of all steps."""
 
@@ -57,11 +60,12 @@ def _switches(value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError("must be a mapping of switches")
     for name, setting in value.items():
+        kind = next((one for one in SWITCHES if name in switches.names(one)), None)
+        if kind is None:
+            known = ", ".join(known for one in SWITCHES for known in switches.names(one))
+            raise ValueError(f"{name!r} is not a switch; must be one of {known}")
         try:
-            checked_switch(name, setting)
-        except KeyError:
-            known = ", ".join(field.name for field in fields(Switches))
-            raise ValueError(f"{name!r} is not a switch; must be one of {known}") from None
+            switches.checked(kind, name, setting)
         except ValueError as error:
             raise ValueError(f"{name} {setting!r}: {error}") from None
     return value

@@ -44,8 +44,7 @@ class World:
         for rule in scenario.world.faults:
             self._actions.add_rule(rule)
         for switch, value in scenario.world.switches.items():
-            self._switches[switch] = getattr(self._actions.platform.fleet.switches, switch)
-            self._cloud.machines.set_switch(switch, value)
+            self._switches[switch] = self._cloud.set_switch(switch, value)
         self._set_speed(scenario.speed)
 
     def remove(self) -> None:
@@ -54,7 +53,7 @@ class World:
             self._cloud.faults.remove(rule)
         self._actions.rules.clear()
         for switch, value in self._switches.items():
-            self._cloud.machines.set_switch(switch, value)
+            self._cloud.set_switch(switch, value)
         self._switches = {}
         self._scenario = None
         self._deaths = 0

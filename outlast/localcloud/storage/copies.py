@@ -133,7 +133,7 @@ class Copies:
         kind = fields.get("storageClass", there["storageClass"])
         if here["location"] == there["location"] and kind == source["storageClass"]:
             return int(source["size"])
-        limit = int(self._store.switches["rewrite_bytes_per_call"])
+        limit = self._store.switches.rewrite_bytes_per_call
         return limit if asked is None else min(asked, limit)
 
     def _readable(self, request: Request, source: tuple[str, str]) -> Entry:

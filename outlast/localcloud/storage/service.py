@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from outlast.localcloud.base import switches
 from outlast.localcloud.base.errors import ApiError, not_implemented
 from outlast.localcloud.base.state import Entry
 from outlast.localcloud.cloud import Cloud, Service
@@ -17,7 +18,7 @@ from outlast.localcloud.storage.buckets import Buckets
 from outlast.localcloud.storage.copies import Copies
 from outlast.localcloud.storage.objects import Objects
 from outlast.localcloud.storage.resources import check_request
-from outlast.localcloud.storage.store import SWITCHES, Store
+from outlast.localcloud.storage.store import Store
 from outlast.localcloud.storage.uploads import Uploads
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -62,14 +63,9 @@ class Storage(Service):
         """Applies the buckets' lifecycle rules as of a moment; returns the changes."""
         return lifecycle.apply(self._store, at)
 
-    def set_switch(self, name: str, value: Any) -> None:
-        """Changes how strict the storage is. Raises KeyError for an unknown switch, ValueError for
-        a wrong value."""
-        known = SWITCHES[name]
-        right = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-        if not right or (isinstance(known, int) and not isinstance(value, int)):
-            raise ValueError("must be a number that is not negative")
-        self._store.switches[name] = value
+    def set_switch(self, name: str, value: Any) -> bool | float:
+        """Sets one of `store.Switches`, as `Service.set_switch`."""
+        return switches.set_one(self._store.switches, name, value)
 
     async def reset(self) -> None:
         """Forgets every bucket, object and upload."""

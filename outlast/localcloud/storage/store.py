@@ -5,6 +5,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,12 +28,19 @@ SESSION_SEC = 7 * DAY_SEC
 """Seconds for which a resumable upload or a rewrite can continue."""
 MAX_WRITES_REMEMBERED = 20_000
 
-SWITCHES: dict[str, int | float] = {
-    # Minimum seconds between two writes of one name; an earlier one is refused with 429.
-    "write_interval_sec": 1.0,
-    # Bytes per call of a rewrite that changes the location or class.
-    "rewrite_bytes_per_call": 1 << 30,
-}
+
+@dataclass
+class Switches:
+    """How strict the storage is, and what Google's documents leave open."""
+
+    write_interval_sec: float = 1.0
+    """Minimum seconds between two writes of one name; an earlier one is refused with 429."""
+    rewrite_bytes_per_call: int = 1 << 30
+    """Bytes per call of a rewrite that changes the location or class."""
+    absent_forbidden: bool = False
+    """Whether an absent object is 403 for a caller who may list only under a condition. The page
+    "Objects: get" promises 404 to callers with storage.objects.list; whether a list that is allowed
+    for a prefix counts is documented nowhere, and public reports contradict each other."""
 
 
 class Store:
@@ -53,7 +61,7 @@ class Store:
         self.bytes = cloud.state.folder("storage/bytes")
         self.lost = LostBuckets(cloud, self.journal, self.bytes)
         self.uploads = cloud.state.folder("storage/uploads")
-        self.switches = dict(SWITCHES)
+        self.switches = Switches()
         self._last_write: dict[tuple[str, str], float] = {}
         self._sweep()
 
@@ -86,7 +94,7 @@ class Store:
         for table in ("sessions", "rewrites"):
             self.journal.write(*((table, key, None) for key in self.journal.table(table)))
         self._last_write.clear()
-        self.switches = dict(SWITCHES)
+        self.switches = Switches()
         for folder in (self.bytes, self.uploads):
             shutil.rmtree(folder)
             folder.mkdir()
@@ -193,7 +201,8 @@ class Store:
             entry = self.old(bucket).get(version_key(name, generation))
         if entry is None:
             # A caller that may not list must not learn that an object is absent.
-            self.require(caller, "storage.objects.list", bucket, name)
+            hidden = "" if self.switches.absent_forbidden else name
+            self.require(caller, "storage.objects.list", bucket, hidden)
             version = "" if generation is None else f"#{generation}"
             raise ApiError(404, f"No such object: {bucket}/{name}{version}")
         return entry
@@ -213,7 +222,7 @@ class Store:
 
     def count_write(self, bucket: str, name: str) -> None:
         """Remembers the write; raises ApiError 429 if the name was written within the interval."""
-        now, interval = time.monotonic(), self.switches["write_interval_sec"]
+        now, interval = time.monotonic(), self.switches.write_interval_sec
         if now - self._last_write.get((bucket, name), float("-inf")) < interval:
             raise ApiError(
                 429,

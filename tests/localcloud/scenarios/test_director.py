@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from outlast.localcloud.base import switches
 from outlast.localcloud.base.access import Caller
 from outlast.localcloud.compute.fleet.model import Instance, Switches
 from outlast.localcloud.faults.layer import FaultLayer
@@ -88,12 +89,12 @@ class Rehearsal:
         machines = SimpleNamespace(
             platform=platform,
             changed=lambda: None,
-            set_switch=lambda name, value: setattr(self.fleet.switches, name, value),
             preempt=self._preempt,
         )
         cloud: Any = SimpleNamespace(
             clock=self.clock,
             machines=machines,
+            set_switch=lambda name, value: switches.set_one(self.fleet.switches, name, value),
             events=SimpleNamespace(write=lambda *_, **__: None),
             storage=SimpleNamespace(content=lambda bucket, name: self.objects.get(name)),
             fail=self.failures.append,

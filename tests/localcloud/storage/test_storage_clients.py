@@ -22,8 +22,11 @@ from gcsfs.core import GCSFileSystem
 from google.api_core import exceptions
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
+from google.oauth2.credentials import Credentials
 from google.resumable_media.requests import ResumableUpload
 
+from outlast.bucket.store import Forbidden, GcsStore, NotFound
+from tests.localcloud.iam.test_iam import condition, grant, make_account
 from tests.localcloud.local_cloud import PROJECT, LocalCloud, make_bucket
 
 KIB = 1024
@@ -55,6 +58,45 @@ def set_switch(cloud: LocalCloud, **switches: float) -> None:
 
 def noise(size: int) -> bytes:
     return random.Random(size).randbytes(size)
+
+
+# Outlast's store
+
+
+@pytest.mark.parametrize("absent_forbidden", [False, True])
+def test_an_absent_object_below_a_condition_is_absent_with_404_and_with_403(
+    own_cloud: LocalCloud, monkeypatch: pytest.MonkeyPatch, absent_forbidden: bool
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", own_cloud.url)
+    set_switch(own_cloud, absent_forbidden=absent_forbidden)
+    bucket, email = make_bucket(own_cloud), make_account(own_cloud)
+    own = condition(bucket, "e/")
+    member = f"serviceAccount:{email}"
+    granted = grant(own_cloud, bucket, "roles/storage.objectUser", member, own)
+    assert granted.status_code == 200
+    answer = own_cloud.object("GET", bucket, "e/HEAD", vm=("vm-1", email))
+    assert answer.status_code == (403 if absent_forbidden else 404)
+    store = GcsStore(bucket, credentials=Credentials(token=f"vm-token-vm-1:{email}"))
+    store.put("e/HEAD-2", b"its name begins as the absent one's")
+    for read in (
+        lambda: store.stat("e/HEAD"),
+        lambda: store.get("e/HEAD"),
+        lambda: store.get("e/HEAD", generation=1),
+        lambda: store.read_range("e/HEAD", 0, 1, generation=1),
+        lambda: store.delete("e/HEAD", generation=1),
+        lambda: store.copy("e/HEAD", "e/copy", source_generation=1),
+    ):
+        with pytest.raises(NotFound):
+            read()
+    assert store.get("e/HEAD-2")[0].startswith(b"its name")
+    own_cloud.put(bucket, "other/secret")
+    for hidden in ("other/secret", "other/absent"):
+        with pytest.raises(Forbidden):
+            store.stat(hidden)
+    own_cloud.add_fault("before", {"status": 403}, method="GET", object="^e/HEAD-2$")
+    with pytest.raises(Forbidden):
+        store.stat("e/HEAD-2")
+    store.close()
 
 
 # google-cloud-storage

@@ -11,10 +11,9 @@ go in, commands for the hypervisor come out.
     Restless                a group that does not come to rest
 """
 
-import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 # The statuses of a live VM; with any other, it has no process.
@@ -154,20 +153,6 @@ class Switches:
     """Seconds from the notice of a host's maintenance to its start."""
     maintenance_notice_gpu_sec: float = 3600.0
     """The same for a VM with GPUs."""
-
-
-def checked_switch(name: str, value: Any) -> bool | float:
-    """The checked value of one of `Switches`. Raises KeyError for an unknown name, ValueError with
-    the rule for a wrong value."""
-    kind = {known.name: type(known.default) for known in fields(Switches)}[name]
-    if kind is bool:
-        if not isinstance(value, bool):
-            raise ValueError("must be true or false")
-        return value
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and 0 <= value <= sys.float_info.max):
-        raise ValueError("must be a finite number, 0 or more")
-    return float(value)
 
 
 @dataclass
