@@ -14,6 +14,8 @@ class LeaveRoleArgs(TypedDict):
     project: pulumi.Input[str]
     stack: str
     """Name of the experiment or foundation. Plain str: the role's id is derived from it."""
+    week: str
+    """The current week, such as `2026w49`. Plain str: part of a new role's id."""
 
 
 class LeaveRole(pulumi.ComponentResource):
@@ -35,19 +37,24 @@ class LeaveRole(pulumi.ComponentResource):
         super().__init__("outlast:index:LeaveRole", name, {}, opts)
         role = projects.IAMCustomRole(
             f"{name}-role",
-            role_id=role_id(args["stack"]),
+            role_id=role_id(args["stack"], args["week"]),
             project=args["project"],
             title=f"Outlast: leave the group ({args['stack']})",
             description="Lets a VM find itself in its managed instance group and leave it.",
             permissions=list(permissions.LEAVE_GROUP),
-            opts=pulumi.ResourceOptions(parent=self),
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["roleId"]),
         )
         self.role = role.name
         self.register_outputs({"role": self.role})
 
 
-def role_id(stack: str) -> str:
-    """The custom role's id, always the same: the id of a deleted role stays taken for weeks, and
-    the provider restores that role.
+def role_id(stack: str, week: str) -> str:
+    """The id of a role that is created in this week; an existing role keeps its own.
+
+    A deleted role can be restored for 7 days, which the provider does. Then its id stays taken for
+    about a month and the role is lost (page "Create and manage custom roles" and method
+    projects.roles.delete, read in November 2026; provider documentation of
+    google_project_iam_custom_role). With the week in it, an id that is needed again was deleted
+    less than 7 days ago.
     """
-    return f"outlast_{stack.replace('-', '_')}"
+    return f"outlast_{stack.replace('-', '_')}_{week}"

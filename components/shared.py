@@ -143,7 +143,9 @@ def declare(config: Settings, found: FoundBucket, opts: pulumi.ResourceOptions) 
         shared.network, shared.subnetwork = network.network, network.subnetwork
         shared.resources.append(network)
     if not config.leave_role:
-        role = LeaveRole("leave", {"project": config.project, "stack": config.experiment}, opts)
+        role = LeaveRole("leave", {
+            "project": config.project, "stack": config.experiment, "week": settings.week(),
+        }, opts)  # fmt: skip
         shared.leave_role = role.role
         shared.resources.append(role)
     return shared

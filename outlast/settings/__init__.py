@@ -16,6 +16,7 @@ from outlast.settings.program import (
     load,
     of_args,
     outputs,
+    week,
 )
 from outlast.settings.schema import Settings
 
@@ -33,4 +34,5 @@ __all__ = [
     "look_up",
     "of_args",
     "outputs",
+    "week",
 ]

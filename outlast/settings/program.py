@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pulumi
@@ -129,6 +130,12 @@ def baked(settings: Settings, code: Code) -> recipes.Baked:
         return recipes.read(settings.recipe, errors.project(), bundle_sha256=code.sha256)
     except recipes.RecipeError as error:
         raise SettingsError(str(error)) from None
+
+
+def week() -> str:
+    """The current week by ISO 8601 in UTC, such as `2026w49`."""
+    year, number, _ = datetime.now(UTC).isocalendar()
+    return f"{year}w{number:02}"
 
 
 def foundation_outputs(settings: Settings) -> dict[str, Any]:

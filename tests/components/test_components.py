@@ -144,7 +144,7 @@ CASES = {
             "users": ["serviceAccount:1@cloudservices.gserviceaccount.com"],
         },
     ),
-    "leave_role": lambda: LeaveRole("leave", {"project": "p", "stack": "a-b"}),
+    "leave_role": lambda: LeaveRole("leave", {"project": "p", "stack": "a-b", "week": "2026w49"}),
     "foundation_use": lambda: FoundationUse(
         "use",
         {
@@ -275,8 +275,9 @@ def test_long_experiments_do_not_share_an_account():
 
 
 def test_role_ids_have_no_dash_and_stay_apart():
-    assert role_id("a-b") == "outlast_a_b"
-    assert role_id("ab") == "outlast_ab"
+    assert role_id("a-b", "2026w49") == "outlast_a_b_2026w49"
+    assert role_id("ab", "2026w49") == "outlast_ab_2026w49"
+    assert len(role_id("e" * 40, "2026w49")) <= 64
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ def test_the_example_stack(program, monkeypatch):
     """With a fixed run and bundle: their names are other tests' business."""
     code = settings.Code("bundle.zip", "experiments/dev/bundles/00.zip", "00")
     monkeypatch.setattr(settings, "bundle", lambda config: code)
+    monkeypatch.setattr(settings, "week", lambda: "2026w49")
     inventory.check(program(**{"outlast:run": "0123456789"}), "program_dev")
 
 

@@ -1,6 +1,7 @@
 """Network, health, bucket and foundation in the program and its settings."""
 
 import json
+import re
 
 import pulumi
 import pytest
@@ -81,7 +82,8 @@ def test_a_foundation_has_no_run_and_a_guard_over_all_of_it(program):
     waited = {urn.rpartition("::")[2] for urn in guard.dependencies}
     assert {"bucket-bucket", "network-vpc", "network-subnetwork", "leave-role"} <= waited
     assert set(recorder.exports) == {*OUTPUTS, "owner", "bucketLocation"}
-    assert recorder.exports["leaveRole"] == "projects/outlast-rehearsal/roles/outlast_base"
+    role = recorder.exports["leaveRole"]
+    assert re.fullmatch("projects/outlast-rehearsal/roles/outlast_base_20[0-9]{2}w[0-9]{2}", role)
 
 
 def test_a_foundation_bakes_the_family_of_its_experiments(program, monkeypatch):

@@ -1,9 +1,12 @@
 """IAM and Resource Manager."""
 
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
+from outlast.localcloud.base import switches
 from outlast.localcloud.base.access import Target
 from outlast.localcloud.base.errors import ApiError, not_implemented
 from outlast.localcloud.base.state import Entry
@@ -36,6 +39,13 @@ class Iam(Service):
             "deleted_roles": self._roles.names(deleted=True),
             "bindings": self.policies.account_bindings(),
         }
+
+    def set_switch(self, name: str, value: Any) -> bool | float:
+        """Sets one of `custom_roles.Switches`, as `Service.set_switch`."""
+        return switches.set_one(self._roles.switches, name, value)
+
+    async def reset(self) -> None:
+        self._roles.reset()
 
     def routes(self) -> list[BaseRoute]:
         """The routes /iam/v1 and /cloudresourcemanager/v1, checked against their discovery

@@ -340,6 +340,27 @@ def test_deleted_role_is_reserved_until_undeleted(cloud: LocalCloud) -> None:
     assert cloud.call("POST", ROLES, json={"roleId": role_id, "role": {}}).status_code == 409
 
 
+def test_a_role_that_was_deleted_long_ago_is_lost_and_keeps_its_id_for_a_month(
+    own_cloud: LocalCloud,
+) -> None:
+    def switch(**switches: float) -> None:
+        assert own_cloud.call("POST", "/_local/switches", json=switches).status_code == 200
+
+    role_id = make_role(own_cloud, LEAVE).rpartition("/")[2]
+    path, body = f"{ROLES}/{role_id}", {"roleId": role_id, "role": {}}
+    own_cloud.call("DELETE", path)
+    switch(role_restorable_sec=0)
+    assert own_cloud.call("GET", path).json()["deleted"] is True
+    for call in (("POST", f"{path}:undelete", {}), ("POST", ROLES, body), ("PATCH", path, {})):
+        answer = own_cloud.call(*call[:2], json=call[2])
+        assert answer.json()["error"]["status"] == "FAILED_PRECONDITION", call
+    listed = own_cloud.call("GET", ROLES, params={"showDeleted": "true"}).json()
+    assert "roles" not in listed
+    switch(role_id_taken_sec=0)
+    assert own_cloud.call("GET", path).status_code == 404
+    assert own_cloud.call("POST", ROLES, json=body).status_code == 200
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -215,7 +215,7 @@ def declared(buckets: Buckets) -> Declared:
     from outlast.components.vm_identity import VmIdentity
 
     def program() -> None:
-        role = LeaveRole("leave", {"project": PROJECT, "stack": "dev"})
+        role = LeaveRole("leave", {"project": PROJECT, "stack": "dev", "week": "2026w49"})
         VmIdentity(
             "identity",
             {
