@@ -155,6 +155,7 @@ class LocalCloud:
             "GOOGLE_COMPUTE_CUSTOM_ENDPOINT": f"{self.url}/compute/beta/",
             "GOOGLE_STORAGE_CUSTOM_ENDPOINT": f"{self.url}/storage/v1/",
             "GOOGLE_IAM_BETA_CUSTOM_ENDPOINT": f"{self.url}/iam/v1/",
+            "GOOGLE_IAM_CREDENTIALS_CUSTOM_ENDPOINT": f"{self.url}/iamcredentials/v1/",
             "GOOGLE_RESOURCE_MANAGER_CUSTOM_ENDPOINT": f"{self.url}/cloudresourcemanager/v1/",
             "GOOGLE_SECRET_MANAGER_CUSTOM_ENDPOINT": f"{self.url}/secretmanager/v1/",
             "STORAGE_EMULATOR_HOST": self.url,

@@ -14,6 +14,7 @@ from outlast.bucket.layout import EXPERIMENT_PATTERN, Layout, is_run_path
 from outlast.bucket.store import Store, StoreError, open_store
 from outlast.cli import engine
 from outlast.cli.errors import OperateError, UsageError, about
+from outlast.cloud import credentials
 from outlast.cloud.compute import Group
 
 
@@ -58,6 +59,7 @@ def find(stack: str) -> Deployed:
             f"experiment {stack!r}: must match [a-z]([-a-z0-9]{{0,38}}[a-z0-9])?; "
             "name the experiment as its stack does."
         )
+    take_identity(stack)
     text = engine.run_engine(["stack", "output", "--json", "-s", stack], env=os.environ)
     outputs = json.loads(text)
     missing = {"bucket", "prefix", "run", "resume", "owner"} - set(outputs)
@@ -71,6 +73,29 @@ def find(stack: str) -> Deployed:
         owner=outputs["owner"],
         group=_group(outputs),
     )
+
+
+def take_identity(stack: str) -> None:
+    """Makes this process the identity that the stack's own settings name, if they name one.
+
+    The engine is only asked, which takes a second, if the stack's file may name one: there, or in
+    an environment of Pulumi ESC that it imports. Raises EngineError.
+    """
+    root = engine.project()
+    file = root / f"Pulumi.{stack.rpartition('/')[2]}.yaml"
+    definition = (root / engine.PROJECT_FILE).read_text()
+    try:
+        text = file.read_text()
+    except OSError:
+        text = ""
+    named = (*credentials.SETTINGS, "environment:")
+    # A stack's file may be elsewhere, and a project may have settings for all of its stacks.
+    if not any(one in text or one in definition for one in (*named, "stackConfigDir")):
+        credentials.use_settings({})
+        return
+    command = ["config", "--json", "--show-secrets", "-s", stack]
+    config = json.loads(engine.run_engine(command, env=os.environ))
+    credentials.use_settings({key: entry.get("value") for key, entry in config.items()})
 
 
 def _group(outputs: Mapping[str, Any]) -> Group | None:

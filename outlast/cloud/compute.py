@@ -1,31 +1,25 @@
 """A client of Compute Engine's API, for commands and dynamic providers.
 
 The endpoint comes from the provider's own variable (`GOOGLE_COMPUTE_CUSTOM_ENDPOINT`), so that a
-local cloud can serve it; the token from the provider's `GOOGLE_OAUTH_ACCESS_TOKEN`, or else from
-Google's default credentials. Nothing here waits long: a call has one try and its own time limit.
+local cloud can serve it. Nothing here waits long: a call has one try and its own time limit.
 
 ComputeError an answer that is not a success, or no answer
 ├── Missing           404
 └── CannotAsk         no network, no credentials, no permission, or an answer that makes no sense
 """
 
-import functools
 import os
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outlast.base.http_client import RequestFailed, ask
-
-if TYPE_CHECKING:
-    from google.auth.credentials import Credentials
+from outlast.cloud import credentials
 
 ENDPOINT = "https://compute.googleapis.com/compute/v1/"
 ENDPOINT_VARIABLE = "GOOGLE_COMPUTE_CUSTOM_ENDPOINT"
-TOKEN_VARIABLE = "GOOGLE_OAUTH_ACCESS_TOKEN"
-SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 ANSWER_TIMEOUT_SEC = 10.0
 OPERATION_WAIT_SEC = 150.0
 """Seconds; the platform's own wait lasts up to two minutes."""
@@ -145,36 +139,9 @@ class Compute:
 
 def _token() -> str:
     """The access token. Raises CannotAsk."""
-    given = os.environ.get(TOKEN_VARIABLE)
-    if given:
-        return given
-    from google.auth.exceptions import GoogleAuthError
-    from google.auth.transport.requests import Request
-
-    found = _credentials()
-    if isinstance(found, str):
-        raise CannotAsk(401, found)
-    try:
-        if not found.valid:
-            found.refresh(Request())
-    except (GoogleAuthError, OSError) as error:
-        raise CannotAsk(401, f"no token ({_first_line(error)})") from None
-    return str(found.token)
-
-
-@functools.cache
-def _credentials() -> "Credentials | str":
-    """The default credentials, or why there are none; looked up once, because that takes seconds if
-    there are none.
-    """
-    import google.auth
     from google.auth.exceptions import GoogleAuthError
 
     try:
-        return google.auth.default(scopes=[SCOPE])[0]  # pyright: ignore[reportReturnType]
+        return credentials.token()
     except (GoogleAuthError, OSError) as error:
-        return f"no credentials ({_first_line(error)})"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+        raise CannotAsk(401, f"no token ({credentials.first_line(error)})") from None

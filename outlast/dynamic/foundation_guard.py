@@ -7,10 +7,10 @@ change, or no stack of an older version could be destroyed.
 from typing import Any, TypedDict
 
 import pulumi
-from pulumi.dynamic import CreateResult, DiffResult, Resource, ResourceProvider
+from pulumi.dynamic import CreateResult, DiffResult, Resource
 
 from outlast.bucket.store import open_store
-from outlast.dynamic import host as host  # fits the engine's host
+from outlast.dynamic.host import Provider
 from outlast.spec import foundation
 
 
@@ -18,10 +18,8 @@ class InUse(Exception):
     """Experiments use the foundation."""
 
 
-class FoundationGuardProvider(ResourceProvider):
+class FoundationGuardProvider(Provider):
     """Refuses to delete a foundation while an experiment has a note in the bucket."""
-
-    serialize_as_secret_always = False
 
     def diff(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
         replaces = [key for key in ("owner", "bucket") if olds.get(key) != news.get(key)]

@@ -1,4 +1,4 @@
-"""What the dynamic providers share: messages to the engine, and the SDK's host.
+"""What the dynamic providers share: their identity, messages to the engine, and the SDK's host.
 
 Importing this module patches the host, if this process is one.
 """
@@ -8,12 +8,24 @@ import traceback
 from types import SimpleNamespace
 from typing import Any
 
-from pulumi.dynamic import CheckFailure
+from pulumi.dynamic import CheckFailure, ConfigureRequest, ResourceProvider
 
 from outlast.base.log import log_to
 from outlast.base.visible import visible
+from outlast.cloud import credentials
 
 _said: set[str] = set()
+
+
+class Provider(ResourceProvider):
+    """A dynamic provider that calls Google as the stack's own identity."""
+
+    # It holds no secret, and people can repair a readable state by hand.
+    serialize_as_secret_always = False
+
+    def configure(self, req: ConfigureRequest) -> None:
+        """Takes the identity from the stack's settings, which the engine passes."""
+        credentials.use_settings({key: req.config.get(key) for key in credentials.SETTINGS})
 
 
 def say(sentence: str) -> None:

@@ -12,19 +12,15 @@ from pulumi.dynamic import (
     CreateResult,
     DiffResult,
     Resource,
-    ResourceProvider,
     UpdateResult,
 )
 
 from outlast.base import folders
-from outlast.dynamic.host import failure, say
+from outlast.dynamic.host import Provider, failure, say
 
 
-class ImageBakeProvider(ResourceProvider):
+class ImageBakeProvider(Provider):
     """Bakes the image of a recipe; a destroyed stack deletes its images."""
-
-    # It holds no secret, and people can repair a readable state by hand.
-    serialize_as_secret_always = False
 
     def check(self, olds: dict[str, Any], news: dict[str, Any]) -> CheckResult:
         """Refuses a base that no longer exists, also in previews, if there is something to bake."""

@@ -17,7 +17,6 @@ from pulumi.dynamic import (
     CreateResult,
     DiffResult,
     Resource,
-    ResourceProvider,
     UpdateResult,
 )
 
@@ -28,7 +27,7 @@ from outlast.bucket.layout import Layout
 from outlast.bucket.standing import PLACEMENTS_MAX, content_of, obstacle
 from outlast.bucket.store import NotFound, Store, StoreError, open_store
 from outlast.dynamic import boot_image, moved
-from outlast.dynamic.host import failure, say
+from outlast.dynamic.host import Provider, failure, say
 from outlast.spec import changes
 
 _WHERE = ("bucket", "prefix", "run")
@@ -136,13 +135,10 @@ def _decoded(layout: Layout, data: bytes) -> Head:
         raise Unreadable(str(error)) from None
 
 
-class RunPinProvider(ResourceProvider):
+class RunPinProvider(Provider):
     """Keeps a run's deadline, placement and image, and reports why HEAD does not let it
     continue.
     """
-
-    # It holds no secret, and people can repair a readable state by hand.
-    serialize_as_secret_always = False
 
     def check(self, olds: dict[str, Any], news: dict[str, Any]) -> CheckResult:
         """Reports what stops the run, also in previews. Refuses a run of another owner, a run that

@@ -72,7 +72,7 @@ def assemble(
     offered: Any = cloud.services
     cloud.machines, cloud.storage = offered["compute"], offered["storage"]
     cloud.policies = offered["iam"].policies
-    cloud.senders = Senders(cloud.machines)
+    cloud.senders = Senders(cloud.machines, offered["iam"].impersonation.caller)
     faults = cloud.faults = FaultLayer(cloud)
     director = cloud.director = ScenarioDirector(cloud)
     routes: list[BaseRoute] = [

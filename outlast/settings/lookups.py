@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pulumi
 
+from outlast.cloud import credentials
 from outlast.settings.errors import NAMESPACE, SettingsError, bad, first_line
 from outlast.settings.schema import Settings
 from outlast.spec import labels as label_rules
@@ -64,7 +65,7 @@ def find_bucket(settings: Settings) -> FoundBucket:
     from google.cloud import storage
 
     try:
-        client = storage.Client(project=settings.project)
+        client = storage.Client(project=settings.project, credentials=credentials.for_storage())
         # No retry: its default of two minutes would hold up every preview without a network.
         found = client.lookup_bucket(settings.bucket, timeout=TIMEOUT_SEC, retry=cast(Any, None))
         of_project = None if found is None else _is_of_project(client, settings)

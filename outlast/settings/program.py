@@ -14,6 +14,7 @@ import pulumi
 from outlast.base.folders import PACKAGE, missing_data
 from outlast.base.suggest import did_you_mean
 from outlast.bucket.layout import Layout
+from outlast.cloud import credentials
 from outlast.cloud import recipe as recipes
 from outlast.settings import errors, keys, lookups
 from outlast.settings.checks import check
@@ -88,6 +89,7 @@ def _checked(values: Mapping[str, Any]) -> Settings:
     if missing := missing_data():
         raise SettingsError(missing)
     organization, project = pulumi.get_organization(), pulumi.get_project()
+    credentials.use_settings(values)
     name = foundation_name(values, organization, project)
     found = check(
         values,

@@ -36,7 +36,9 @@ LEFT_OUT = frozenset(
         *("policy", "requirements", "settings", "startup"),
     )
 )
-"""Folders that only the user's machine needs."""
+"""Folders that only the user's machine needs, apart from NEEDED."""
+NEEDED = ("outlast/cloud/__init__.py", "outlast/cloud/credentials.py")
+"""Files of those folders that a VM's client of the bucket needs."""
 REQUIREMENTS = "requirements/vm.txt"
 PIP_REQUIREMENTS = "requirements/pip.txt"
 USER_REQUIREMENTS = "requirements/user.txt"
@@ -125,7 +127,8 @@ def members(root: Path) -> Iterator[str]:
         listed = _listed_by_git(root / package)
         # In a checkout inside another repository's ignored folder, git lists nothing.
         known = None if not listed or "__init__.py" not in listed else set(listed)
-        for name in _sources(root, package):
+        needed = (name for name in NEEDED if name.startswith(package) and (root / name).is_file())
+        for name in (*_sources(root, package), *needed):
             if known is None or name.removeprefix(f"{package}/") in known:
                 yield name
     for name in (PIP_REQUIREMENTS, REQUIREMENTS):

@@ -725,9 +725,11 @@ def test_on_a_vm_the_metadata_servers_token_is_used(
 ) -> None:
     from google.auth import compute_engine
 
+    from outlast.cloud import credentials
+
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage_api)
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
-    assert isinstance(gcs_module._machine_credentials(), compute_engine.Credentials)
+    assert isinstance(credentials.for_storage(), compute_engine.Credentials)
 
 
 def test_given_credentials_are_sent(storage_api: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from outlast.cloud import compute
+from outlast.cloud import compute, credentials
 from outlast.cloud.images import (
     PYTORCH_GPU,
     UBUNTU,
@@ -64,7 +64,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     thread.start()
     url = f"http://127.0.0.1:{server.server_address[1]}/"
     monkeypatch.setenv(compute.ENDPOINT_VARIABLE, url)
-    monkeypatch.setenv(compute.TOKEN_VARIABLE, "x")
+    monkeypatch.setenv(credentials.TOKEN_VARIABLE, "x")
     yield url
     server.shutdown()
     server.server_close()

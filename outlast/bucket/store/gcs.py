@@ -38,16 +38,13 @@ from outlast.bucket.store.contract import (
     too_large,
     whole_range,
 )
+from outlast.cloud import credentials as identity
 
 T = TypeVar("T")
 
 
 class GcsStore(Fetching):
-    """A bucket through google-cloud-storage; honours STORAGE_EMULATOR_HOST.
-
-    On a VM it uses the metadata server's token, also in the local cloud: otherwise the client would
-    be anonymous there, and permissions would not be rehearsed.
-    """
+    """A bucket through google-cloud-storage; honours STORAGE_EMULATOR_HOST."""
 
     streams = 4
     rewrite_sec = 1.0  # Cloud Storage accepts one write a second of the same name.
@@ -79,7 +76,7 @@ class GcsStore(Fetching):
         self._timeout: Any = (stall_sec, 2 * stall_sec)
         self._read_retry: Any = _Obedient(DEFAULT_RETRY.with_timeout(read_retry_sec))
         self._chunk_retry: Any = _Obedient(DEFAULT_RETRY.with_timeout(LIBRARY_SEC))
-        credentials = credentials or _machine_credentials()
+        credentials = credentials or identity.for_storage()
         if isinstance(credentials, AnonymousCredentials):
             session = _anonymous_session()
         else:
@@ -457,16 +454,3 @@ def _anonymous_session() -> Any:
     import requests
 
     return requests.Session()
-
-
-def _machine_credentials() -> Any:
-    """The metadata server's token on a VM; otherwise what the client finds itself."""
-    import google.auth
-    from google.auth import compute_engine
-    from google.auth.credentials import AnonymousCredentials
-
-    if os.environ.get("GCE_METADATA_HOST"):
-        return compute_engine.Credentials()
-    if os.environ.get("STORAGE_EMULATOR_HOST"):
-        return AnonymousCredentials()
-    return google.auth.default(scopes=["https://www.googleapis.com/auth/devstorage.read_write"])[0]

@@ -14,6 +14,7 @@ from outlast.cli import cloud as clouds
 from outlast.cli import engine
 from outlast.cli.errors import RehearsalError, UsageError
 from outlast.cli.rehearsal.scenario import Scenario
+from outlast.cloud import credentials
 
 STACK = "dev"
 """The stack that is rehearsed if none is named."""
@@ -133,8 +134,9 @@ def read_own(stack: str) -> dict[str, Any]:
             f"the stacks there are {', '.join(known)}."
         )
     config = read_config(stack)
-    # A rehearsal contacts no outside service.
-    config.pop("outlast:webhook", None)
+    # A rehearsal contacts no outside service, and needs no identity.
+    for key in ("outlast:webhook", *credentials.SETTINGS):
+        config.pop(key, None)
     for key, value in config.items():
         if isinstance(value, Mapping) and "secure" in value:
             raise UsageError(

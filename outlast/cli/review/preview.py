@@ -18,6 +18,7 @@ from outlast.cli.review.cost import Sizes, StackCost
 from outlast.cli.review.outcomes import Look, RunLine, Then
 from outlast.cli.review.plan import GROUPS, TEMPLATES, Pin, Step, is_kept, messages, pins, plan
 from outlast.cli.review.rules import Broken
+from outlast.cli.stack import take_identity
 from outlast.costs import pricing
 
 RULE_BROKEN = 3
@@ -93,6 +94,7 @@ def review(
     """
     limits = rules.read_config(config) if config else None
     name = stack or engine.run_engine(["stack", "--show-name"], env=env, cwd=cwd).strip()
+    take_identity(name)
     text = engine.run_engine(["preview", "--json", "--show-sames", "-s", name], env=env, cwd=cwd)
     now = datetime.now().astimezone()
     found = of_plan(name, plan(text), look=bucket.look, kept=bucket.sizes, now=now, config=limits)

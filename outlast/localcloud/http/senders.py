@@ -1,6 +1,7 @@
 """Identifies the sender of a request, by its token or by the process at the other end."""
 
 import os
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -27,8 +28,10 @@ class Tokens(Protocol):
 class Senders:
     """Identifies the senders of requests."""
 
-    def __init__(self, vms: Tokens) -> None:
+    def __init__(self, vms: Tokens, impersonating: Callable[[str], Caller | None]) -> None:
+        """`impersonating`: the service account for which a token was issued."""
         self._vms = vms
+        self._impersonating = impersonating
 
     def admit(self, request: Request) -> None:
         """Admits requests of this user's processes and of VMs. Raises ApiError 403 for another
@@ -40,14 +43,15 @@ class Senders:
             self._sender(request)
 
     def caller(self, request: Request) -> Caller:
-        """The VM whose token a request has, or else the one whose process sent it.
+        """The VM or service account whose token a request has, or else the VM whose process sent
+        it.
 
         A VM without a token is its service account: Google's clients send none if
         STORAGE_EMULATOR_HOST is set. This user's processes outside of VMs are the owner, with any
         token except one that only a VM can have had. Raises ApiError 401 and 403."""
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         token = token.strip() if kind.lower() == "bearer" else ""
-        if token and (caller := self._vms.caller(token)):
+        if token and (caller := self._vms.caller(token) or self._impersonating(token)):
             return caller
         sender = self._sender(request)
         if token.startswith(VM_TOKEN_PREFIX) or (token and sender is not OWNER):

@@ -55,6 +55,7 @@ PREDEFINED_ROLES: dict[str, set[str]] = {
     "roles/logging.logWriter": {"logging.logEntries.create"},
     "roles/monitoring.metricWriter": {"monitoring.timeSeries.create"},
     "roles/iam.serviceAccountUser": {"iam.serviceAccounts.actAs"},
+    "roles/iam.serviceAccountTokenCreator": {"iam.serviceAccounts.getAccessToken"},
     "roles/secretmanager.admin": {"secretmanager.*"},
     "roles/secretmanager.secretAccessor": {"secretmanager.versions.access"},
     "roles/secretmanager.viewer": {

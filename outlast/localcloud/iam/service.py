@@ -15,6 +15,7 @@ from outlast.localcloud.http.bodies import read_json
 from outlast.localcloud.iam.accounts import Accounts
 from outlast.localcloud.iam.calls import Row, check_project, route
 from outlast.localcloud.iam.custom_roles import CustomRoles
+from outlast.localcloud.iam.impersonation import Impersonation
 from outlast.localcloud.iam.policies import Policies
 from outlast.localcloud.iam.predefined import PREDEFINED_ROLES
 
@@ -31,6 +32,7 @@ class Iam(Service):
         self.policies = Policies(cloud)
         self._accounts = Accounts(cloud, self.policies)
         self._roles = CustomRoles(cloud)
+        self.impersonation = Impersonation(cloud, self._accounts)
 
     def audit(self) -> Entry:
         return {
@@ -48,12 +50,13 @@ class Iam(Service):
         self._roles.reset()
 
     def routes(self) -> list[BaseRoute]:
-        """The routes /iam/v1 and /cloudresourcemanager/v1, checked against their discovery
-        documents."""
+        """The routes /iam/v1, /iamcredentials/v1 and /cloudresourcemanager/v1, checked against
+        their discovery documents."""
         project = "v1/projects/{project}"
         table: list[Row] = [
             *self._accounts.routes(),
             *self._roles.routes(),
+            *self.impersonation.routes(),
             ("cloudresourcemanager", "POST", project + ":getIamPolicy", self._get_policy),
             ("cloudresourcemanager", "POST", project + ":setIamPolicy", self._set_policy),
             (

@@ -248,6 +248,8 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
 
     def _settings_of(self, config: dict[str, Any]) -> Settings:
         token = config.get("accessToken")
+        if account := config.get("impersonateServiceAccount"):
+            token = _impersonated(f"{self._endpoint}/iamcredentials/v1/", token, account)
         apis = {
             name: Api(config.get(key) or f"{self._endpoint}/{path}", token)
             for name, (key, path) in ENDPOINTS.items()
@@ -263,6 +265,13 @@ class Provider(provider_pb2_grpc.ResourceProviderServicer):
             zone=config.get("zone") or os.environ.get("GOOGLE_ZONE"),
             labels=PROVISIONED_LABEL if attributed else {},
         )
+
+
+def _impersonated(base: str, token: str | None, account: str) -> str:
+    """A token of the service account. Raises ProviderError."""
+    path = f"projects/-/serviceAccounts/{account}:generateAccessToken"
+    body = {"scope": ["https://www.googleapis.com/auth/cloud-platform"]}
+    return str(Api(base, token).call("POST", path, body)["accessToken"])
 
 
 def _stack_of(urn: str) -> tuple[str, str]:
