@@ -199,9 +199,9 @@ def _say_baseline(name: str, baselines: dict[str, Baseline]) -> None:
             phase: f"{len(times)} x {sum(times) / len(times):.3f} s"
             for phase, times in baseline.phases.seconds.items()
         }
-        told = ", ".join(f"{phase} {text}" for phase, text in phases.items())
+        in_words = ", ".join(f"{phase} {text}" for phase, text in phases.items())
         steps = f"{baseline.seconds:.1f} s, {baseline.phases.steps} steps"
-        print(f"{name} undisturbed in {where}: {steps}; {told}", file=sys.stderr)
+        print(f"{name} undisturbed in {where}: {steps}; {in_words}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -107,12 +107,12 @@ def _measure(
         for number in range(args.rounds):
             for name, command in _subjects(args, work, url, mb, number):
                 try:
-                    told = run_subject(command, {"STORAGE_EMULATOR_HOST": url} if url else {})
+                    measures = run_subject(command, {"STORAGE_EMULATOR_HOST": url} if url else {})
                 except BenchError as error:
                     failures.append(f"{name}, {mb:g} MB: {error}{_last_words(work / 'saved')}")
-                    told = {}
+                    measures = {}
                 into = found.setdefault((mb, name), defaultdict(list))
-                for key, value in told.items():
+                for key, value in measures.items():
                     into[key] += value if isinstance(value, list) else [value]
                 shutil.rmtree(work / "saved", ignore_errors=True)
     return found, failures

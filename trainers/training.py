@@ -121,9 +121,11 @@ def _evaluate(trainer: ModuleType, args: Any, argv: Sequence[str]) -> int:
     _show({**recorded, **found})
     differing = [name for name, value in found.items() if value != recorded.get(name)]
     if differing:
-        told = ", ".join(f"{name} {recorded.get(name)} and not {found[name]}" for name in differing)
+        facts = ", ".join(
+            f"{name} {recorded.get(name)} and not {found[name]}" for name in differing
+        )
         print(
-            f"{trainer.NAME}: the run recorded {told}; other data, another machine or another "
+            f"{trainer.NAME}: the run recorded {facts}; other data, another machine or another "
             "version of a library evaluates here",
             file=sys.stderr,
         )

@@ -200,7 +200,7 @@ class Spell:
         self._what = f"{what}: " if what else ""
         self._since: float | None = None
         self._tries = 0
-        self._told = False
+        self._logged = False
 
     def __enter__(self) -> "Spell":
         return self
@@ -238,14 +238,14 @@ class Spell:
         self._tries += 1
         now = self._patience.clock.monotonic()
         self._since = now if self._since is None else self._since
-        if not self._told or (self._tries >= 4 and self._tries.bit_count() == 1):
+        if not self._logged or (self._tries >= 4 and self._tries.bit_count() == 1):
             count = f" (tried {self._tries} times)" if self._tries > 1 else ""
             _log.info(f"{self._what}{_first_line(error)}; trying again{count}")
-            self._told = True
+            self._logged = True
 
     def over(self) -> None:
         """The action succeeded."""
-        if self._told:
+        if self._logged:
             _log.info(f"{self._what or 'storage: '}succeeded at try {self._tries + 1}")
         self.forget()
 
@@ -255,7 +255,7 @@ class Spell:
             tellers = self._patience._tellers
             for trouble in [trouble for trouble, spell in tellers.items() if spell is self]:
                 del tellers[trouble]
-        self._since, self._tries, self._told = None, 0, False
+        self._since, self._tries, self._logged = None, 0, False
 
     def _give_up(self, error: Exception) -> NoReturn:
         error.tried_enough = True  # type: ignore[attr-defined]
@@ -266,10 +266,10 @@ class Spell:
         with self._patience._lock:
             if self._patience._tellers.setdefault(trouble, self) is not self:
                 return
-        if not self._told:
+        if not self._logged:
             why = "permissions may still be spreading, " if trouble is Trouble.FORBIDDEN else ""
             _log.info(f"{self._what}{_first_line(error)}; {why}trying again {until}")
-            self._told = True
+            self._logged = True
         elif self._tries >= 4 and self._tries.bit_count() == 1:
             _log.info(
                 f"{self._what}{_first_line(error)}; trying again (tried {self._tries} times in "

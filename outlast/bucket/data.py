@@ -413,13 +413,13 @@ class Listings:
 
 def _changed(url: str, found: DataFingerprint, before: DataFingerprint, what: str = "") -> str:
     return (
-        f"data {url}: is {_told(found)}, the run started with {_told(before)}"
+        f"data {url}: is {_described(found)}, the run started with {_described(before)}"
         f"{f' ({what})' if what else ''}; put that data back, or start a new run (with "
         "another path, or outlast:rerun)"
     )
 
 
-def _told(found: DataFingerprint) -> str:
+def _described(found: DataFingerprint) -> str:
     generation = f", generation {found.generation}" if found.generation else ""
     return f"{found.size} bytes with CRC32C {found.crc32c}{generation}"
 

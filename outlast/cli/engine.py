@@ -210,10 +210,10 @@ def _reason(text: str) -> str:
         if line.startswith(("error:", "Error:")) or "Error:" in line or LOCK_HOLDER.search(line)
         if not line.endswith("Traceback (most recent call last):")
     ]
-    told = "; ".join(dict.fromkeys(errors))
-    if told.endswith(TORN):
-        told += "; a killed command left an empty file in the backend: run outlast recover"
-    return told
+    reported = "; ".join(dict.fromkeys(errors))
+    if reported.endswith(TORN):
+        reported += "; a killed command left an empty file in the backend: run outlast recover"
+    return reported
 
 
 def _refusal(text: str) -> str:
@@ -229,8 +229,8 @@ def _diagnosed(text: str) -> str:
     import json
 
     try:
-        told = json.loads(text).get("diagnostics") or ()
-        return "".join(one["message"] for one in told if one["severity"] == "error")
+        reported = json.loads(text).get("diagnostics") or ()
+        return "".join(one["message"] for one in reported if one["severity"] == "error")
     except (ValueError, AttributeError, KeyError, TypeError):
         return ""
 
@@ -290,8 +290,8 @@ def run_engine(args: list[str], *, env: Mapping[str, str], cwd: Path | None = No
         )
     if done.returncode:
         said = done.stderr or done.stdout
-        told = _refusal(said) or _reason(said)
-        raise EngineError(told or f"pulumi {' '.join(args)}: {said.strip()}")
+        reported = _refusal(said) or _reason(said)
+        raise EngineError(reported or f"pulumi {' '.join(args)}: {said.strip()}")
     return done.stdout
 
 

@@ -423,9 +423,9 @@ def as_markdown(review: Review) -> str:
         ]
     else:
         lines.append("No rule is broken.")
-    told = [*(f"warning: {text}" for text in review.warnings), *review.advice]
-    if told:
-        lines += ["", *(f"- {_markdown(text)}" for text in told)]
+    remarks = [*(f"warning: {text}" for text in review.warnings), *review.advice]
+    if remarks:
+        lines += ["", *(f"- {_markdown(text)}" for text in remarks)]
     count = sum(map(len, review.changes.values()))
     lines += ["", f"<details><summary>resources that change: {count}</summary>", ""]
     for word, names in review.changes.items():

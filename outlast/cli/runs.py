@@ -205,8 +205,8 @@ class OpenedRun:
                 continue  # it has no state; a tag of the one before says it
             tags = [tag for tag in entry.tags if tag != BEST or entry is best[entry.part]]
             tags += [DONE_TAG] if entry in done else []
-            told = {**_checkpoint(entry), "tags": ",".join(tags)}
-            rows.append({**told, "init": self._pinned(entry)})
+            described = {**_checkpoint(entry), "tags": ",".join(tags)}
+            rows.append({**described, "init": self._pinned(entry)})
         return Table(rows)
 
     def best(self, part: str | None = None) -> dict[str, Any]:

@@ -256,7 +256,7 @@ class _Bake:
 
     def _is_usable(self, vm: Json) -> bool:
         """Whether an existing builder is at work or done."""
-        state = self._told().get("state", "")
+        state = self._guest_attributes().get("state", "")
         return state == "done" or (vm["status"] in ALIVE and not state.startswith("failed"))
 
     def _make_builder(self) -> None:
@@ -283,8 +283,8 @@ class _Bake:
         """Waits until the builder reports that it is done. Raises BakeError if it fails."""
         said = log = ""
         for _ in _polls(None):
-            vm, told = self._patiently(lambda: (self._builder(), self._told()))
-            state, log = told.get("state", ""), told.get("log", log).rstrip()
+            vm, sent = self._patiently(lambda: (self._builder(), self._guest_attributes()))
+            state, log = sent.get("state", ""), sent.get("log", log).rstrip()
             if vm is not None and not state:
                 log = self._serial() or log  # No report so far; it may be booting.
             last = f"; its last lines:\n{log}" if log else ""
@@ -318,7 +318,7 @@ class _Bake:
                 continue
         return ask()
 
-    def _told(self) -> dict[str, str]:
+    def _guest_attributes(self) -> dict[str, str]:
         """The builder's guest attributes: `state`, and the `log` of its current step."""
         try:
             answer = self._compute.call(

@@ -67,7 +67,7 @@ def _cancel(_servicer: Any, _request: Any, _context: Any) -> Any:
     return empty_pb2.Empty()
 
 
-def mend_host() -> None:
+def repair_host() -> None:
     """Makes the SDK's host of dynamic providers send one sentence instead of a traceback, and end a
     bake when the engine is interrupted. Does nothing unless the host is the process's main
     module.
@@ -81,4 +81,4 @@ def mend_host() -> None:
         vars(host)["DynamicResourceProviderServicer"].Cancel.__code__ = _cancel.__code__
 
 
-mend_host()
+repair_host()

@@ -80,7 +80,7 @@ def assemble(
         *Control(cloud, faults, director).routes(),
         Route("/{rest:path}", _refuse, methods=ALL_METHODS),
     ]
-    handlers = {ApiError: answer_api_error, ClientDisconnect: _answer_nobody, 500: _own_fault}
+    handlers = {ApiError: answer_api_error, ClientDisconnect: _answer_disconnected, 500: _own_fault}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
     port = int(base_url.rpartition(":")[2])
@@ -96,7 +96,7 @@ async def _own_fault(request: Request, error: Exception) -> Response:
     return ApiError(500, f"{request.method} {request.url.path}: {type(error).__name__}").response()
 
 
-async def _answer_nobody(request: Request, error: Exception) -> Response:
+async def _answer_disconnected(request: Request, error: Exception) -> Response:
     return Response(status_code=499)
 
 

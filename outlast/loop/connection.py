@@ -102,7 +102,7 @@ class Connection:
         """Whether Ctrl-C was pressed during a training on a laptop."""
         return self.supervisor is not None and self.signals.requested
 
-    def told_to_leave(self) -> bool:
+    def asked_to_leave(self) -> bool:
         """Whether a signal asked this process to stop; before the first step, that loses
         nothing."""
         return self.signals.requested

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from outlast.base.folders import PACKAGE
 from outlast.base.scratch_space import cache_home
-from outlast.loop.errors import DataError, LoopError, SupervisorLost, tell_alone
+from outlast.loop.errors import DataError, LoopError, SupervisorLost, report_as_sentences
 from outlast.protocol import (
     SOCKET_VARIABLE,
     Channel,
@@ -45,7 +45,7 @@ def data(path: str | os.PathLike[str]) -> Path:
     Raises DataError if the data is absent, forbidden, too large for this machine, or has changed
     since the run began; LoopError if the supervisor does not answer.
     """
-    tell_alone()
+    report_as_sentences()
     return find(path)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from outlast.base.console import fill_descriptors
 from outlast.loop import local
-from outlast.loop.errors import LoopError, tell_alone
+from outlast.loop.errors import LoopError, report_as_sentences
 from outlast.loop.training import Training
 from outlast.protocol import check_part_name, parse_every
 
@@ -73,7 +73,7 @@ def train(
     ``gs://`` path (default ``runs/<name>-<run>``); and the values that determine the run's name:
     ``name``, ``arguments`` and ``source`` (default: this program, its command line and its text).
     """
-    tell_alone()
+    report_as_sentences()
     fill_descriptors()
     if part is not None:
         try:

@@ -75,7 +75,7 @@ class RunEnded(SystemExit):
     """The run has already ended; has the exit code of that end."""
 
 
-TOLD_ALONE = (
+WITHOUT_TRACEBACK = (
     CheckpointFailed,
     DataError,
     DoesNotFit,
@@ -99,20 +99,21 @@ def exit_code(error: LoopError) -> int:
     return 1
 
 
-def tell_alone() -> None:
-    """From now on, report an uncaught error of TOLD_ALONE as its sentence on stderr and exit with
-    its own code. Other errors, and those raised while another was handled, are not affected."""
+def report_as_sentences() -> None:
+    """From now on, report an uncaught error of WITHOUT_TRACEBACK as its sentence on stderr and
+    exit with its own code. Other errors, and those raised while another was handled, are not
+    affected."""
     before = sys.excepthook
-    if getattr(before, "tells_alone", False):
+    if getattr(before, "reports_sentences", False):
         return
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         beside = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        if not isinstance(error, TOLD_ALONE) or beside is not None:
+        if not isinstance(error, WITHOUT_TRACEBACK) or beside is not None:
             before(kind, error, trace)
             return
         say(str(error))
         raise SystemExit(exit_code(error))  # a hook's own exit code becomes the program's
 
-    tell.tells_alone = True  # type: ignore[attr-defined]
+    tell.reports_sentences = True  # type: ignore[attr-defined]
     sys.excepthook = tell

@@ -71,7 +71,7 @@ class Leading:
         answer = self._connection.open(self._call.total)
         self.session = self._connection.session
         if self._leader is not None:
-            self._leader.gather(self._call.alike, self._connection.told_to_leave)
+            self._leader.gather(self._call.alike, self._connection.asked_to_leave)
         if isinstance(answer, Ended):
             say(answer.message)
             raise RunEnded(answer.exit)

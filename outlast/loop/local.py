@@ -285,11 +285,11 @@ class LocalSupervisor:
         """Its exit code once its last work is committed, however long that takes, because starting
         the same run earlier would fence it. None once ``stopped`` returns True."""
         begun = time.monotonic()
-        told = False
+        announced = False
         while (code := self.wait(WAIT_POLL_SEC)) is None and not stopped():
-            if not told and time.monotonic() - begun >= WAIT_SAID_SEC:
+            if not announced and time.monotonic() - begun >= WAIT_SAID_SEC:
                 say("waiting for the last checkpoint to be committed; Ctrl-C leaves at once")
-                told = True
+                announced = True
         return code
 
     def abandon(self) -> None:

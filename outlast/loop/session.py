@@ -96,10 +96,10 @@ class Session:
         """The supervisor's answer to hello; waits while it restores. SystemExit 75 once ``stopped``
         returns True."""
         deadline = time.monotonic() + WELCOME_SEC
-        told = False
+        announced = False
         while (left := deadline - time.monotonic()) > 0:
-            if not told and WELCOME_SEC - left >= WELCOME_SAID_SEC:
-                told = True
+            if not announced and WELCOME_SEC - left >= WELCOME_SAID_SEC:
+                announced = True
                 say(
                     "waiting until the run is opened: a large checkpoint takes time, and "
                     "storage may not answer yet"

@@ -101,8 +101,8 @@ class Writer:
                 if time.monotonic() >= deadline:
                     raise self._no_room(size, f" for {limit_sec:.0f} s", error) from None
                 if tries == 1:  # later tries would print the same
-                    told = f"no room for a snapshot ({error}); trying for {limit_sec:.0f} s"
-                    say(told)
+                    problem = f"no room for a snapshot ({error}); trying for {limit_sec:.0f} s"
+                    say(problem)
             # The previous snapshot's commit may make room, or another process that has filled the
             # disk.
             self._session.tick(step, "snapshot")

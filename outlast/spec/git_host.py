@@ -156,7 +156,7 @@ def _classified(git: Git) -> Iterator[None]:
     except GitProtocolError as error:
         raise _meaning(git, str(error)) from None
     except (HTTPError, OSError, EOFError) as error:
-        raise GitUnreachable(f"git host {git.remote.host}: {_told(error)}") from None
+        raise GitUnreachable(f"git host {git.remote.host}: {_described(error)}") from None
 
 
 def _client(
@@ -255,5 +255,5 @@ def _first_line(said: str) -> str:
     return (cause["cause"] if cause else last)[:200]
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return _first_line(str(error)) if str(error) else type(error).__name__

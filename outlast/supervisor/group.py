@@ -221,7 +221,7 @@ def find_group(metadata: Metadata, attributes: Mapping[str, str]) -> Group | NoG
     return Group(metadata, created_by) if created_by else NoGroup()
 
 
-def leave_for_good(
+def leave_until_deleted(
     group: Membership,
     *,
     backoff_sec: float,

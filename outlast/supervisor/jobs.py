@@ -29,7 +29,7 @@ ROWS_DROP_BYTES = 1 << 20
 """Approximate maximum size, in bytes, of rows on the disk that are already in the bucket."""
 
 
-def _is_no_result(name: str) -> bool:
+def _is_not_result(name: str) -> bool:
     return not name.startswith(f"{PART_RESULT}/")
 
 
@@ -100,13 +100,13 @@ class Jobs:
         return Folders(
             begin,
             self._read(state, rooms, f"state-{count}") if state else None,
-            self._read(begin.end, rooms, f"end-{count}", _is_no_result) if begin.end else None,
+            self._read(begin.end, rooms, f"end-{count}", _is_not_result) if begin.end else None,
         )
 
     def read_result(self, begin: Begin, rooms: Rooms, count: int) -> Path:
         """Reads the result's files of a part that is done; returns their folder."""
         assert begin.end is not None
-        is_result = lambda name: not _is_no_result(name)  # noqa: E731
+        is_result = lambda name: not _is_not_result(name)  # noqa: E731
         return self._read(begin.end, rooms, f"result-{count}", is_result) / PART_RESULT
 
     def _read(

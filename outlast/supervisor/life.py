@@ -30,7 +30,7 @@ from outlast.supervisor.group import (
     Member,
     NoGroup,
     NotMember,
-    leave_for_good,
+    leave_until_deleted,
 )
 from outlast.supervisor.listener import Listener
 from outlast.supervisor.site import Next, Outcome, Site
@@ -161,7 +161,7 @@ def _turn_away(boot: Boot, decision: Decision, *, delivered: bool) -> int:
     code = exits.DONE if head.state is State.DONE and delivered else FAILED
     message = ended_head(head)
     if head.state is State.DONE:
-        message = f"{message}; {_result_told(boot, head)}"
+        message = f"{message}; {_result_location(boot, head)}"
     site.listener.turn_away(protocol.Ended(head.state.value, code, message))
     return code
 
@@ -200,7 +200,7 @@ def _damaged_folder(boot: Boot, decision: Decision) -> str:
     )
 
 
-def _result_told(boot: Boot, head: Head) -> str:
+def _result_location(boot: Boot, head: Head) -> str:
     end = head.end
     assert end is not None and end.result is not None
     remote = boot.run_dir.startswith("gs://")
@@ -216,7 +216,7 @@ def _end_of_run(boot: Boot, outcome: Outcome) -> int:
         if done:
             with contextlib.suppress(HeadError, StoreError):  # reported elsewhere if it matters
                 head = boot.head_file.read().head
-                _log.info(f"the run is done; {_result_told(boot, head)}")
+                _log.info(f"the run is done; {_result_location(boot, head)}")
         return exits.DONE if done and delivered else FAILED
     keep_sec = timeouts.keep
     if outcome.reason is Reason.RESULT_TOO_LARGE:  # only this machine has the files
@@ -249,7 +249,7 @@ def _end_in_folder(site: Site, outcome: Outcome) -> int:
 
 
 def _leave(site: Site, timeouts: Timeouts) -> None:
-    leave_for_good(
+    leave_until_deleted(
         site.group,
         stuck=functools.partial(_stuck, site),
         backoff_sec=timeouts.backoff,

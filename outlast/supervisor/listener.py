@@ -85,7 +85,7 @@ class Listener:
     def turn_away(self, answer: Message, *, timeout_sec: float = HELLO_SEC) -> bool:
         """Answers the next trainer's hello with ``answer`` and waits until it disconnects. Returns
         whether there was one."""
-        told = False
+        answered = False
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.listen(inbox.put)
         end = time.monotonic() + timeout_sec
@@ -94,10 +94,10 @@ class Listener:
                 match inbox.get(timeout=max(0.0, end - time.monotonic())):
                     case Connected(channel) | Asked(channel):
                         channel.send(answer)
-                        told = True
+                        answered = True
                     case Disconnected():
-                        return told
-        return told
+                        return answered
+        return answered
 
     def close(self) -> None:
         self._listener.path.unlink(missing_ok=True)

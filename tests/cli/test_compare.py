@@ -85,8 +85,8 @@ def test_equal_results_have_no_difference() -> None:
 def test_the_file_and_the_part_that_differ_are_named(
     name: str, one: bytes, other: bytes, said: str
 ) -> None:
-    told = of(name, one, other)
-    assert said in told and told.endswith(EQUAL), told
+    answer = of(name, one, other)
+    assert said in answer and answer.endswith(EQUAL), answer
 
 
 def test_arrays_that_the_loop_wrote_have_the_names_of_their_places(tmp_path: Path) -> None:
@@ -95,8 +95,8 @@ def test_arrays_that_the_loop_wrote_have_the_names_of_their_places(tmp_path: Pat
         snapshot.write_values(tmp_path / "model.json", values)
         return {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
-    told = difference(written(A.copy()), written(B))
-    assert told == f"model.bin differs (array model.layers[1]: {SAID}); 1 other file is equal"
+    answer = difference(written(A.copy()), written(B))
+    assert answer == f"model.bin differs (array model.layers[1]: {SAID}); 1 other file is equal"
 
 
 def test_files_that_one_result_lacks_are_named() -> None:
@@ -108,8 +108,8 @@ def test_files_that_one_result_lacks_are_named() -> None:
 
 def test_of_many_differences_the_first_few_are_named() -> None:
     arrays = {f"w{n}": A for n in range(9)}
-    told = of("m.npz", npz(**arrays), npz(**{name: B for name in arrays}))
-    assert "array w2" in told and "array w3" not in told and "and 6 more" in told
+    answer = of("m.npz", npz(**arrays), npz(**{name: B for name in arrays}))
+    assert "array w2" in answer and "array w3" not in answer and "and 6 more" in answer
     many = {f"f{n}": b"1" for n in range(9)}
     assert "and 6 more files" in difference(many, {name: b"2" for name in many})
 

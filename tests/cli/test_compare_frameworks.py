@@ -26,5 +26,5 @@ def test_a_tensor_that_differs_is_named() -> None:
         return file.getvalue()
 
     assert difference({"m.pt": saved(0.0)}, {"m.pt": saved(0.0)}) == ""
-    told = difference({"m.pt": saved(0.0)}, {"m.pt": saved(0.5)})
-    assert "m.pt differs (array 1.bias: 1 of 1 values differ, by up to 0.5)" in told
+    answer = difference({"m.pt": saved(0.0)}, {"m.pt": saved(0.5)})
+    assert "m.pt differs (array 1.bias: 1 of 1 values differ, by up to 0.5)" in answer

@@ -154,9 +154,9 @@ def test_it_is_shown_and_told_to_programs(world, capsys):
     assert f"dev: run 0123456789 is done; its VMs cost {found.said} in 1.00 h so far" in shown
     assert "01-01 00:00:00" in shown and "1.00 MiB in the bucket" in shown
     assert "List prices of" in shown
-    told = json.loads(json.dumps(found.as_json()))
-    assert told["dollars"] == pytest.approx(RATE, abs=1e-4)
-    assert told["vms"][0]["end"] == "2026-01-01T01:00:00Z"
+    document = json.loads(json.dumps(found.as_json()))
+    assert document["dollars"] == pytest.approx(RATE, abs=1e-4)
+    assert document["vms"][0]["end"] == "2026-01-01T01:00:00Z"
 
 
 def test_before_any_vm_and_in_a_folder(world):

@@ -452,11 +452,11 @@ def test_what_the_program_warns_of_is_told_once(capsys):
     warning = {"severity": "warning", "message": "warning: bucket b: is far\naway\n"}
     info = {"severity": "info", "message": "info: hello\n"}
     document = json.dumps({"steps": [], "diagnostics": [warning, info, warning]}, indent=1)
-    told = plans.messages(f"Previewing\n{document}", "warning")
-    assert told == ("bucket b: is far away",)
+    heard = plans.messages(f"Previewing\n{document}", "warning")
+    assert heard == ("bucket b: is far away",)
     assert plans.messages(document, "info") == ("hello",)
-    found = replace(reviewed(unchanged(), _aaaaaaaaaa=OPEN), warnings=told)
-    assert found.as_json()["warnings"] == list(told)
+    found = replace(reviewed(unchanged(), _aaaaaaaaaa=OPEN), warnings=heard)
+    assert found.as_json()["warnings"] == list(heard)
     render.show_review(found)
     assert "\nwarning: bucket b: is far away\n" in capsys.readouterr().out
     assert "\n- warning: bucket b: is far away\n" in render.as_markdown(found)

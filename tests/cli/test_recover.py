@@ -122,9 +122,9 @@ def test_an_empty_note_beside_the_state_is_removed_and_no_other(tmp_path, monkey
 
 
 def test_an_unreadable_state_names_the_mend():
-    told = engine._reason("error: failed to load checkpoint: EOF")
-    assert told.startswith("failed to load checkpoint: EOF; ")
-    assert told.endswith("run outlast recover")
+    reason = engine._reason("error: failed to load checkpoint: EOF")
+    assert reason.startswith("failed to load checkpoint: EOF; ")
+    assert reason.endswith("run outlast recover")
 
 
 @pytest.fixture

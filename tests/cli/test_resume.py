@@ -201,9 +201,9 @@ def test_before_head_a_run_waits_boots_or_never_started():
     waiting.memory.put(LAYOUT.boot_end("1", "b"), end.to_json())
     found = status.read(place(waiting))
     assert (found.state, found.boots) == ("never-started", 1)
-    told = found.as_json()
-    assert told["attempts"] == []
-    assert told["waits"]["why"] == "1 boot has failed, the last with setup-failed"
+    document = found.as_json()
+    assert document["attempts"] == []
+    assert document["waits"]["why"] == "1 boot has failed, the last with setup-failed"
 
 
 def test_an_open_run_shows_the_last_value_of_each_metric_and_the_time_that_is_left(capsys):
@@ -217,10 +217,10 @@ def test_an_open_run_shows_the_last_value_of_each_metric_and_the_time_that_is_le
         made.memory.put(LAYOUT.attempt_start(term), start.to_json())
         made.memory.put(LAYOUT.heartbeat(term), replace(heartbeat, metrics=metrics).to_json())
     found = status.read(place(made))
-    told = found.as_json()
-    assert told["metrics"] == {"loss": None, "val/accuracy": 0.875, "note": "x"}
-    assert told["metric_steps"] == {"loss": 36, "val/accuracy": 30, "note": 40}
-    assert told["left_sec"] == 3600
+    document = found.as_json()
+    assert document["metrics"] == {"loss": None, "val/accuracy": 0.875, "note": "x"}
+    assert document["metric_steps"] == {"loss": 36, "val/accuracy": 30, "note": 40}
+    assert document["left_sec"] == 3600
     render.show_status(found)
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     left = ["step", "36", "of", "3636,", "1", "h", "0", "min", "left", "at", "1", "steps/s"]
@@ -251,19 +251,19 @@ def test_an_open_run_says_what_its_next_attempt_waits_for(monkeypatch):
     seen: list[boots.Seen | None] = [None]
     monkeypatch.setattr(boots, "look", lambda group: seen[0])
 
-    def told() -> boots.Wait | None:
+    def wait_shown() -> boots.Wait | None:
         return status.read(replace(place(made), group=Group("p", "zones/z", "g"))).wait
 
-    assert told() is None
+    assert wait_shown() is None
     seen[0] = boots.Seen(START, 1, boots.Vm("vm", "1", START))
-    assert told() is None  # the VM of the attempt
+    assert wait_shown() is None  # the VM of the attempt
     seen[0] = boots.Seen(START, 1, None, ((now, "STOCKOUT"),))
-    assert told() == boots.Wait(
+    assert wait_shown() == boots.Wait(
         boots.BootState.WAITING, now, "its group cannot create a VM: STOCKOUT (tries: 1)"
     )
     later = now + timedelta(minutes=1)
     seen[0] = boots.Seen(START, 1, boots.Vm("vm", "2", later))
-    found = told()
+    found = wait_shown()
     assert found and (found.what, found.since, found.why) == ("booting", later, "VM vm boots")
 
 
@@ -351,6 +351,6 @@ def test_damaged_bytes_of_head_are_told_once_and_with_what_mends_them(tmp_path):
     for read in (status.read, lambda place: OpenedRun(place).checkpoints()):
         with pytest.raises(OperateError) as caught:
             read(damaged)
-        told = str(caught.value)
-        assert told.startswith(f"./run: {store.url}/HEAD: has size and CRC32C")
-        assert told.endswith("; outlast repair ./run repairs it")
+        message = str(caught.value)
+        assert message.startswith(f"./run: {store.url}/HEAD: has size and CRC32C")
+        assert message.endswith("; outlast repair ./run repairs it")

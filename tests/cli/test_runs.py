@@ -154,9 +154,9 @@ def test_only_the_newest_best_is_told_as_such(trained: Path, tmp_path: Path) -> 
 def test_a_run_in_a_folder_has_a_status(trained: Path) -> None:
     found = status.read(runs.find(trained / "run"))
     assert (found.state, found.result) == ("done", str(next(trained.glob("run/t*/result"))) + "/")
-    told = found.as_json()
-    assert (told["step"], told["reason"], len(told["attempts"])) == (20, "done", 2)
-    assert told["metrics"] == {"loss": 1 / 20, "epoch": 4, "score": -10.0}
+    shown = found.as_json()
+    assert (shown["step"], shown["reason"], len(shown["attempts"])) == (20, "done", 2)
+    assert shown["metrics"] == {"loss": 1 / 20, "epoch": 4, "score": -10.0}
     half = status.read(runs.find(trained / "half")).as_json()
     assert half["metrics"] == {"loss": 1 / 11, "epoch": 2, "score": 0.0}
     assert half["metric_steps"] == {"loss": 11, "epoch": 10, "score": 10}

@@ -171,7 +171,7 @@ def test_a_command_is_rehearsed_at_moments_that_it_has():
     )
 
 
-class Told(rehearsal_module.Watcher):
+class Recorder(rehearsal_module.Watcher):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -183,11 +183,11 @@ def test_in_a_long_silence_it_is_said_where_each_run_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")  # no server is asked
-    told, config = Told(), settings.read_config("dev")
-    rehearsal = Rehearsal(cast("Any", None), scenario.of(DOCUMENT), config, tmp_path, told)
+    recorder, config = Recorder(), settings.read_config("dev")
+    rehearsal = Rehearsal(cast("Any", None), scenario.of(DOCUMENT), config, tmp_path, recorder)
     rehearsal.stack_runs = [StackRun(name, config, tmp_path) for name in ("dev", "dev-baseline")]
     rehearsal.say_where()
-    assert told.lines == []
+    assert recorder.lines == []
     monkeypatch.setattr(rehearsal_module, "QUIET_SEC", 0.0)
     rehearsal.stack_runs[0].outputs = {"run": "0123456789"}
     rehearsal.say_where()
@@ -198,7 +198,7 @@ def test_in_a_long_silence_it_is_said_where_each_run_is(
     rehearsal.stack_runs[0].note(replace(book, total=None, phase=""))
     rehearsal.say_where()
     rehearsal.say_where("destroying")
-    assert told.lines == [
+    assert recorder.lines == [
         "dev: no attempt yet; dev-baseline: pulumi up",
         "dev: attempt 1, phase search, step 9 of 90; dev-baseline: pulumi up",
         "dev: attempt 1, phase setup, step 9; dev-baseline: pulumi up",

@@ -86,11 +86,11 @@ def test_an_address_with_a_password_reaches_no_program(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
     Engine(monkeypatch, gitUrl=url, gitRef="main")
-    with pytest.raises(UsageError, match="^outlast:gitUrl") as told:
+    with pytest.raises(UsageError, match="^outlast:gitUrl") as caught:
         up.latest("dev")
     assert not called.exists()
     if "@" in url:
-        assert "SECRET" not in str(told.value) and "ghp_" not in str(told.value)
+        assert "SECRET" not in str(caught.value) and "ghp_" not in str(caught.value)
 
 
 def test_what_git_says_of_a_rewritten_address_has_no_password(
@@ -103,9 +103,9 @@ def test_what_git_says_of_a_rewritten_address_has_no_password(
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-    with pytest.raises(OperateError, match="cannot be read") as told:
+    with pytest.raises(OperateError, match="cannot be read") as caught:
         up.resolve("https://host/r", "main")
-    assert "SECRET" not in str(told.value) and "https://…@host/r/" in str(told.value)
+    assert "SECRET" not in str(caught.value) and "https://…@host/r/" in str(caught.value)
 
 
 @pytest.mark.parametrize(

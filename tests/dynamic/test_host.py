@@ -28,7 +28,7 @@ def engine_host(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
     vars(made)["traceback"] = traceback
     vars(made)["DynamicResourceProviderServicer"] = Servicer
     monkeypatch.setitem(sys.modules, "__main__", made)
-    host.mend_host()
+    host.repair_host()
     return made
 
 

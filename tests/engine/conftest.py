@@ -151,7 +151,7 @@ class Watch:
 
 
 @contextlib.contextmanager
-def checkout_on_a_cloud_of_its_own(
+def checkout_on_a_separate_cloud(
     parts: engines.Parts,
     folder: Path,
     *,

@@ -18,7 +18,7 @@ from outlast.cli import cloud as clouds
 from outlast.cli import engine as engines
 from outlast.cli import recover
 from tests.baking import quick_python
-from tests.engine.conftest import Project, checkout_on_a_cloud_of_its_own
+from tests.engine.conftest import Project, checkout_on_a_separate_cloud
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
@@ -142,7 +142,7 @@ def bakery(parts: engines.Parts, tmp_path: Path) -> Iterator[Bakery]:
     env = {**quick_python(tmp_path / "bin"), "PIP_NO_INDEX": "1"}
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    with checkout_on_a_cloud_of_its_own(parts, tmp_path, guest_env=env) as project:
+    with checkout_on_a_separate_cloud(parts, tmp_path, guest_env=env) as project:
         folder = project.folder
         (folder / "requirements/vm.txt").write_text("# nothing\n")
         settings = yaml.safe_load((folder / "Pulumi.dev.yaml").read_text())

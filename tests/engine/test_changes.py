@@ -19,7 +19,7 @@ from tests.engine.conftest import (
     LIMIT_SEC,
     Project,
     Watch,
-    checkout_on_a_cloud_of_its_own,
+    checkout_on_a_separate_cloud,
     until,
 )
 from tests.engine.test_killed import UP, Moment, killed
@@ -40,7 +40,7 @@ FULL = {
 
 @pytest.fixture
 def stack(parts: engines.Parts, tmp_path: Path) -> Iterator[Project]:
-    with checkout_on_a_cloud_of_its_own(parts, tmp_path) as made:
+    with checkout_on_a_separate_cloud(parts, tmp_path) as made:
         yield made
 
 

@@ -10,7 +10,7 @@ from outlast.bucket.layout import AttemptStart
 from outlast.bucket.store import open_store
 from outlast.cli import cloud as clouds
 from outlast.cli import engine as engines
-from tests.engine.conftest import Project, Watch, checkout_on_a_cloud_of_its_own
+from tests.engine.conftest import Project, Watch, checkout_on_a_separate_cloud
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(500)]
 
@@ -21,7 +21,7 @@ IMAGES = f"/compute/v1/projects/{clouds.PROJECT}/global/images"
 def stack(parts: engines.Parts, tmp_path: Path) -> Iterator[Project]:
     """A checkout whose VMs install from the wheels of `make setup`, and from nowhere else."""
     env = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": parts.wheels}
-    with checkout_on_a_cloud_of_its_own(parts, tmp_path, guest_env=env) as made:
+    with checkout_on_a_separate_cloud(parts, tmp_path, guest_env=env) as made:
         made.set("outlast:args.epochs", "2")
         made.set("outlast:image", "projects/debian-cloud/global/images/family/debian-13")
         yield made

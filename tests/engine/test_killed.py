@@ -21,7 +21,7 @@ from outlast.bucket.layout import Layout
 from outlast.bucket.store import open_store
 from outlast.cli import engine as engines
 from outlast.cli import recover
-from tests.engine.conftest import Project, checkout_on_a_cloud_of_its_own, until
+from tests.engine.conftest import Project, checkout_on_a_separate_cloud, until
 from tests.engine.test_preview import train_to
 
 CYCLES = int(os.environ.get("OUTLAST_KILL_CYCLES", "2"))
@@ -93,7 +93,7 @@ class Moment:
 @pytest.fixture
 def stack(parts: engines.Parts, tmp_path: Path) -> Iterator[Project]:
     """A stack that declares all that an experiment can, in a cloud whose VMs do nothing."""
-    with checkout_on_a_cloud_of_its_own(parts, tmp_path, guests=False) as made:
+    with checkout_on_a_separate_cloud(parts, tmp_path, guests=False) as made:
         yield made
 
 

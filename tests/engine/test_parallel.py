@@ -80,7 +80,7 @@ def test_preempted_and_cut_two_processes_end_with_the_bytes_of_an_undisturbed_ru
     assert storm.result() == baseline
 
     ranks = {"rank-0-of-2", "rank-1-of-2"}
-    told = storm.logs(1)  # a preemption leaves the time for the last files
-    assert set(told) == ranks and len(set(told.values())) == 1, "all stop after one step"
+    logged = storm.logs(1)  # a preemption leaves the time for the last files
+    assert set(logged) == ranks and len(set(logged.values())) == 1, "all stop after one step"
     last = storm.logs(3)
     assert last == dict.fromkeys(sorted(ranks), f"3 {TOTAL}")

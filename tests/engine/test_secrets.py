@@ -42,10 +42,10 @@ subprocess.run(["sh", "-c", 'echo "child $WANDB_API_KEY"'])
 pathlib.Path(os.environ["LOG_DIR"], "debug.log").write_text("login with " + key + "\\n")
 digest = hashlib.sha256(key.encode()).hexdigest()
 pathlib.Path(os.environ["RESULT_DIR"], "digest").write_text(digest)
-go_on = pathlib.Path({go_on!r})
-while not go_on.exists():
+proceed = pathlib.Path({proceed!r})
+while not proceed.exists():
     time.sleep(0.1)
-if go_on.read_text() == "die":
+if proceed.read_text() == "die":
     sys.exit("401 Unauthorized for key " + key)
 """
 
@@ -70,7 +70,7 @@ def stack(
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", local.url)
     made = checkout_on(local, parts, tmp_path)
     (made.folder / "code").mkdir()
-    script = SCRIPT.replace("{go_on!r}", repr(str(tmp_path / "go-on")))
+    script = SCRIPT.replace("{proceed!r}", repr(str(tmp_path / "go-on")))
     (made.folder / "code/train.py").write_text(script)
     made.configure(command="python3 train.py", source="code", secretEnv={"WANDB_API_KEY": "wandb"})
     yield made

@@ -104,7 +104,7 @@ class Worker:
         kind = said if said in ("value", "refused") else "FAILED"
         report.outcomes[f"{target.name}|{kind}"] += 1
         if kind == "FAILED":
-            report.failures.append(self._told(number, target, name, seeds, said))
+            report.failures.append(self._described(number, target, name, seeds, said))
         elif number % LOOK_EVERY == 0:
             self._look(number, target, report)
 
@@ -141,7 +141,7 @@ class Worker:
 
     # A failure is made smaller.
 
-    def _told(
+    def _described(
         self, number: int, target: Target, name: str, seeds: list[int], said: str
     ) -> dict[str, Any]:
         kind = said[:20]

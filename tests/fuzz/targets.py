@@ -303,9 +303,9 @@ def _run(work: Path) -> Target:
         store = _Bucket()
         store.fill(folder)
         found = read_head(store, LAYOUT).head
-        told = history.read(store, LAYOUT)
-        assert told is not None and isinstance(told.step, int)
-        told.goodput(), [attempt.as_json() for attempt in told.attempts]
+        read_back = history.read(store, LAYOUT)
+        assert read_back is not None and isinstance(read_back.step, int)
+        read_back.goodput(), [attempt.as_json() for attempt in read_back.attempts]
         history.read_boots(store, LAYOUT)
         rows.read_rows(store, LAYOUT, found)
         return found
@@ -368,8 +368,8 @@ def _folder_run(work: Path) -> Target:
         for name in [name for name in files if name != "HEAD"]:
             made[name] = store.put(name, (folder / name).read_bytes()).generation
         # Only the store knows the generation that HEAD names.
-        told = str(made[layout.result_manifest(2)]).encode()
-        store.put("HEAD", (folder / "HEAD").read_bytes().replace(str(_ASKED).encode(), told))
+        read_back = str(made[layout.result_manifest(2)]).encode()
+        store.put("HEAD", (folder / "HEAD").read_bytes().replace(str(_ASKED).encode(), read_back))
         opened = notebook.open_run(str(folder / "run"))
         repr(opened), opened.state, opened.step, repr(opened.checkpoints()), opened.rows()
         repr(opened.metrics())

@@ -143,21 +143,21 @@ class FakeSupervisor:
 def stopping_early(supervisor: FakeSupervisor) -> Iterator[None]:
     """Every training of this process has to stop while it hands its first snapshot over, and so
     makes one step more: it does not wait for the answer, and could have made any number."""
-    told = threading.Event()
+    stop_sent = threading.Event()
     hand_over, on_snapshot = Session.hand_over, supervisor.on_snapshot
 
     def commit_and_stop(fake: FakeSupervisor, offered: Snapshot) -> None:
         fake.commit(offered)
         fake.push(Stop(20))
-        told.set()
+        stop_sent.set()
 
-    def hand_over_and_be_told(session: Session, offered: Snapshot) -> None:
-        told.clear()
+    def hand_over_and_await_answer(session: Session, offered: Snapshot) -> None:
+        stop_sent.clear()
         hand_over(session, offered)
-        assert told.wait(60)
+        assert stop_sent.wait(60)
 
     supervisor.on_snapshot = commit_and_stop
-    setattr(Session, "hand_over", hand_over_and_be_told)  # noqa: B010 - a type checker minds
+    setattr(Session, "hand_over", hand_over_and_await_answer)  # noqa: B010 - a type checker minds
     try:
         yield
     finally:

@@ -39,8 +39,8 @@ def test_the_last_step_before_an_error_is_recorded(tmp_path: Path, last: int) ->
     done = programs.run(tmp_path, [sys.executable, "walk.py", str(last)])
     assert done.returncode == 1, done.stderr
     programs.wait_until_alone(tmp_path)
-    told = status.read(runs.find(tmp_path / "run")).as_json()
-    assert (told["step"], told["metric_steps"]) == (700, {"loss": 700})
+    shown = status.read(runs.find(tmp_path / "run")).as_json()
+    assert (shown["step"], shown["metric_steps"]) == (700, {"loss": 700})
 
 
 STEPS = 6

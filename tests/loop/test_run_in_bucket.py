@@ -78,10 +78,10 @@ def test_the_first_of_two_machines_is_fenced(walk: Walk) -> None:
         programs.wait_for(lambda: walk.newest() > 0, first)
         # Slow too: a run that had ended meanwhile would end the first otherwise.
         with programs.started(walk.folder, walk.argv(walk.url), PACE="0.3") as second:
-            _, told = first.communicate(timeout=programs.WAIT_SEC)
+            _, printed = first.communicate(timeout=programs.WAIT_SEC)
             _, said = second.communicate(timeout=programs.WAIT_SEC)
     assert first.returncode != 0
-    assert "fenced: term 1: term 2 holds the run now" in told
+    assert "fenced: term 1: term 2 holds the run now" in printed
     assert second.returncode == 0, said
 
 

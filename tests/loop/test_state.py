@@ -348,16 +348,16 @@ def fitted(model: Any, steps: int) -> Any:
 )
 @pytest.mark.parametrize("target_steps", [0, 2])
 def test_estimators_go_on_as_if_never_stopped(tmp_path: Path, make: Any, target_steps: int) -> None:
-    def go_on(model: Any, steps: int) -> Any:
+    def train_on(model: Any, steps: int) -> Any:
         if isinstance(model, StandardScaler):
             for i in range(steps):
                 model.partial_fit(np.random.default_rng(i).normal(size=(9, 4)))
             return model
         return fitted(model, steps)
 
-    mine, theirs = go_on(make(), 3), go_on(make(), target_steps)
+    mine, theirs = train_on(make(), 3), train_on(make(), target_steps)
     through_files(tmp_path / "s", {"m": mine}, {"m": theirs})
-    nodes = [state.capture_all({"m": go_on(model, 2)}) for model in (mine, theirs)]
+    nodes = [state.capture_all({"m": train_on(model, 2)}) for model in (mine, theirs)]
     assert verify.difference(nodes[0], nodes[1]) is None
 
 

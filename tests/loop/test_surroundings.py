@@ -84,14 +84,14 @@ def test_a_user_without_a_home_and_an_entry() -> None:
         (folder / "walk.py").write_text(PROGRAM)
         variables = programs.environment(folder)
         variables.pop("HOME", None)
-        probe = _as_somebody(
+        probe = _as_another_user(
             [sys.executable, "-c", "import outlast, numpy, blake3"], base, variables
         )
         if probe.returncode:
             pytest.skip(f"another user cannot run this interpreter: {probe.stderr.strip()[-200:]}")
         for path in (folder, folder / "tmp"):
             os.chown(path, SOMEBODY, SOMEBODY)
-        done = _as_somebody([sys.executable, str(folder / "walk.py"), "run"], folder, variables)
+        done = _as_another_user([sys.executable, str(folder / "walk.py"), "run"], folder, variables)
         assert done.returncode == 0, done.stderr
         assert_done(folder)
         assert (folder / "run" / "HEAD").stat().st_uid == SOMEBODY
@@ -99,7 +99,7 @@ def test_a_user_without_a_home_and_an_entry() -> None:
         shutil.rmtree(base, ignore_errors=True)
 
 
-def _as_somebody(
+def _as_another_user(
     argv: list[str], folder: Path, variables: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

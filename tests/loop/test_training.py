@@ -270,11 +270,11 @@ def test_training_does_not_wait_for_the_answer(supervisor: FakeSupervisor) -> No
     """The supervisor takes the snapshot of step 1 once step 4 was made: it is of step 1 still, and
     none was written meanwhile; what it then is too busy for is given up or kept as ever."""
     toy, heights = Toy(), {}
-    go_on = threading.Event()
+    proceed = threading.Event()
     answers = iter([Accepted, protocol.Busy, Accepted])
 
     def slow(fake: FakeSupervisor, snapshot: Snapshot) -> None:
-        assert go_on.wait(60)
+        assert proceed.wait(60)
         answer = next(answers, Accepted)
         fake.push(answer(snapshot.id))
         if answer is Accepted:
@@ -288,7 +288,7 @@ def test_training_does_not_wait_for_the_answer(supervisor: FakeSupervisor) -> No
             heights[step] = toy.place.tobytes()
             if step == 4:
                 assert [folder.name for folder in supervisor.work.glob("snap-*")] == ["snap-000001"]
-                go_on.set()
+                proceed.set()
                 assert run._side.session.wait_committed(10)
     assert supervisor.gone.wait(60)
     steps = [message.step for message, _ in supervisor.committed]

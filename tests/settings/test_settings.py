@@ -817,11 +817,11 @@ def test_an_existing_bucket_must_do(bucket_answer, answer, said):
 
 
 def test_a_bucket_elsewhere_is_said(bucket_answer, monkeypatch):
-    told = []
-    monkeypatch.setattr(pulumi.log, "warn", told.append)
+    logged = []
+    monkeypatch.setattr(pulumi.log, "warn", logged.append)
     bucket_answer(FakeBucket({"managed-by": "outlast"}, "US"))
     assert lookups.find_bucket(check(HERE)) == FoundBucket("us", adopt=True)
-    (said,) = told
+    (said,) = logged
     assert "is in us, the VMs in europe-west4" in said and "billed" in said
 
 
@@ -836,10 +836,10 @@ def test_nobody_to_ask_is_no_bucket(bucket_answer, monkeypatch):
 
 def test_a_cloud_that_is_down_is_no_bucket(monkeypatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
-    told = []
-    monkeypatch.setattr(pulumi.log, "info", told.append)
+    logged = []
+    monkeypatch.setattr(pulumi.log, "info", logged.append)
     assert lookups.find_bucket(check(HERE)) == FoundBucket()
-    assert len(told) == 1 and "\n" not in told[0]
+    assert len(logged) == 1 and "\n" not in logged[0]
 
 
 # -- The code's look-up
@@ -856,7 +856,7 @@ def test_a_cloud_that_is_down_is_no_bucket(monkeypatch):
 def test_the_code_is_asked_for_while_the_bucket_is(monkeypatch, answer, said):
     git = {"delivery": "git", "gitUrl": "https://git.example/code", "gitCommit": "a" * 40}
     config = check({**HERE, **command(**git, trainer="mine")})
-    order, told = [], []
+    order, logged = [], []
 
     def ask(git, named):
         order.append(git.url)
@@ -869,13 +869,13 @@ def test_the_code_is_asked_for_while_the_bucket_is(monkeypatch, answer, said):
 
     monkeypatch.setattr(sources, "ask", ask)
     monkeypatch.setattr(lookups, "find_bucket", find_bucket)
-    monkeypatch.setattr(pulumi.log, "warn", told.append)
+    monkeypatch.setattr(pulumi.log, "warn", logged.append)
     if said is None:
         with pytest.raises(SettingsError, match=answer.refusal):
             settings.look_up(config)
     else:
         assert settings.look_up(config) == FoundBucket("here")
-        assert told == said
+        assert logged == said
     assert order == ["https://git.example/code", "bucket"]
 
 

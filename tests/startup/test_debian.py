@@ -60,7 +60,7 @@ class Cloud:
     def put(self, name: str, data: bytes) -> None:
         (self._folder / "objects" / name.replace("/", "%2F")).write_bytes(data)
 
-    def told(self, key: str) -> str:
+    def guest_attribute(self, key: str) -> str:
         """A guest attribute; empty if none was put."""
         file = self._folder / "guest" / key
         return file.read_text() if file.exists() else ""
@@ -116,7 +116,11 @@ def bake(machine: Machine, cloud: Cloud, script: str = "", **run: str) -> None:
     (machine.disk / "usr/local/bin/sleep").chmod(0o755)
     machine.write("/startup-script", startup_script.read("bake.sh"), mode=0o755)
     done = machine.run("/startup-script", **run)
-    assert cloud.told("state") == "done", (cloud.told("state"), cloud.told("log"), done.stderr)
+    assert cloud.guest_attribute("state") == "done", (
+        cloud.guest_attribute("state"),
+        cloud.guest_attribute("log"),
+        done.stderr,
+    )
     assert done.returncode == 0
 
 

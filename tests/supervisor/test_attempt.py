@@ -77,9 +77,9 @@ def finish(life: Life) -> int:
     return life.complete()
 
 
-def finish_when(go_on: threading.Event) -> Callable[[Life], int]:
+def finish_when(proceed: threading.Event) -> Callable[[Life], int]:
     def script(life: Life) -> int:
-        assert go_on.wait(60)
+        assert proceed.wait(60)
         return finish(life)
 
     return script
@@ -231,11 +231,11 @@ def test_a_trainer_hears_of_its_checkpoint_before_what_it_replaced_is_deleted(
 def test_what_a_loop_has_left_waits_in_line(world: World) -> None:
     """The best one and the last state are accepted behind the one in flight, and their uploads
     outlive the trainer, which evaluates as it is stopped."""
-    lined_up, go_on = threading.Event(), threading.Event()
+    lined_up, proceed = threading.Event(), threading.Event()
 
     def around(operation: Operation, perform: Callable[[], Any]) -> Any:
         if operation.verb == "put" and operation.path.endswith("state.json"):
-            go_on.wait(60)
+            proceed.wait(60)
         return perform()
 
     assert isinstance(world.store, MemoryStore)
@@ -256,7 +256,7 @@ def test_what_a_loop_has_left_waits_in_line(world: World) -> None:
     assert lined_up.wait(60)
     vm.terminate()
     wait_until(lambda: vm.trainers[0].ended.is_set())
-    go_on.set()
+    proceed.set()
     assert vm.ended() == 75
     assert [entry.step for entry in world.head.chain] == [3, 4, 5]
     assert world.end_of(1).reason is Reason.INTERRUPTED
@@ -264,11 +264,11 @@ def test_what_a_loop_has_left_waits_in_line(world: World) -> None:
 
 def test_sigterm_during_an_upload_saves_both_snapshots(world: World) -> None:
     """The second is accepted while the first is in flight, and its upload outlives the trainer."""
-    refused, go_on = threading.Event(), threading.Event()
+    refused, proceed = threading.Event(), threading.Event()
 
     def around(operation: Operation, perform: Callable[[], Any]) -> Any:
         if operation.verb == "put" and operation.path.endswith("state.json"):
-            go_on.wait(60)
+            proceed.wait(60)
         return perform()
 
     assert isinstance(world.store, MemoryStore)
@@ -288,7 +288,7 @@ def test_sigterm_during_an_upload_saves_both_snapshots(world: World) -> None:
     refused.wait(60)
     vm.terminate()
     wait_until(lambda: vm.trainers[0].ended.is_set())
-    go_on.set()
+    proceed.set()
     assert vm.ended() == 75
     assert [entry.step for entry in world.head.chain] == [3, 4]
     assert world.end_of(1).reason is Reason.INTERRUPTED
@@ -1029,21 +1029,21 @@ def test_a_fenced_attempt_deletes_and_commits_nothing(world: World) -> None:
 
     old = world.boot(script, store=old_store, spec=spec_with(heartbeat=1000.0)).start()
     frozen.wait(60)
-    new = world.boot(finish_when(go_on := threading.Event())).start()
+    new = world.boot(finish_when(proceed := threading.Event())).start()
     wait_until(lambda: world.head.term == 2)
     head = world.head
     thaw.set()
     assert old.ended() == 76
     assert world.head == head
     assert world.end_of(1).reason is Reason.FENCED
-    go_on.set()
+    proceed.set()
     assert new.ended() == 0
     assert world.steps() == list(range(1, 11)) and {entry.term for entry in world.head.chain} == {2}
 
 
 def test_an_upload_of_an_earlier_term_is_not_committed_in_a_later_one(world: World) -> None:
     """Frozen in mid-commit while its process is fenced and takes the run again."""
-    frozen, thaw, go_on = threading.Event(), threading.Event(), threading.Event()
+    frozen, thaw, proceed = threading.Event(), threading.Event(), threading.Event()
     uploading: list[threading.Thread] = []
 
     def around(operation: Operation, perform: Callable[[], Any]) -> Any:
@@ -1055,7 +1055,7 @@ def test_an_upload_of_an_earlier_term_is_not_committed_in_a_later_one(world: Wor
         return perform()
 
     store = disturbed(world, around)
-    vm = world.boot(offers_one, finish_when(go_on), store=store).start()
+    vm = world.boot(offers_one, finish_when(proceed), store=store).start()
     assert frozen.wait(60)
     taken_over(world)
     wait_until(lambda: len(vm.trainers) == 2)
@@ -1065,7 +1065,7 @@ def test_an_upload_of_an_earlier_term_is_not_committed_in_a_later_one(world: Wor
     thaw.set()
     uploading[0].join(60)
     assert world.head == head
-    go_on.set()
+    proceed.set()
     assert vm.ended() == 0
     assert {entry.term for entry in world.head.chain} == {3}
     assert world.steps() == list(range(1, 11))
@@ -1087,14 +1087,14 @@ def test_a_failed_machine_frozen_before_it_left_harms_no_resumed_run(world: Worl
     frozen.wait(60)
     assert world.head.state is State.FAILED
     del world.cloud.groups["group"]
-    go_on = threading.Event()
-    new = world.boot(finish_when(go_on), group="group-r1", spec=spec_with(resume=1)).start()
+    proceed = threading.Event()
+    new = world.boot(finish_when(proceed), group="group-r1", spec=spec_with(resume=1)).start()
     wait_until(lambda: new.trainers)
     assert new.trainers[0].running.wait(60)
     thaw.set()
     assert old.ended() == 0
     assert len(world.cloud.groups["group-r1"]) == 1
-    go_on.set()
+    proceed.set()
     assert new.ended() == 0
     assert (world.head.state, world.head.resume) == (State.DONE, 1)
     assert world.steps() == list(range(1, 11))

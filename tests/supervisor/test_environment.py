@@ -446,9 +446,9 @@ def test_the_trainers_own_user_builds_and_root_installs(builder: Builder, open_f
     (open_folder / "secret").write_text("of root")
     (open_folder / "secret").chmod(0o600)
     files = project_of("mine")
-    told = f"UID, SECRET = {{os.getuid()}}, {{os.access({str(open_folder / 'secret')!r}, os.R_OK)}}"
+    code = f"UID, SECRET = {{os.getuid()}}, {{os.access({str(open_folder / 'secret')!r}, os.R_OK)}}"
     files["backend.py"] = files["backend.py"].replace(
-        'archive.write(f"{NAME}.py")', f'archive.writestr(f"{{NAME}}.py", f"{told}")'
+        'archive.write(f"{NAME}.py")', f'archive.writestr(f"{{NAME}}.py", f"{code}")'
     )
     write(open_folder / "code", files)
     programs = own.ensure(open_folder / "code")

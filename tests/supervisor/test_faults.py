@@ -63,7 +63,7 @@ class Bucket:
         rules = requests.get(f"{self._address}/_local/faults", timeout=60).json()
         return sum(rule["fired"] for rule in rules)
 
-    def mend(self) -> None:
+    def recover(self) -> None:
         requests.delete(f"{self._address}/_local/faults", timeout=60)
 
     def attempt(self) -> Committer:
@@ -82,7 +82,7 @@ def bucket(storage_api: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket
     monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
     bucket = Bucket(storage_api)
     yield bucket
-    bucket.mend()
+    bucket.recover()
     bucket.store.close()
 
 
@@ -160,7 +160,7 @@ def test_a_commit_gets_through(bucket: Bucket, tmp_path: Path, faults: list[Faul
         bucket.fault(when, do, **match)
     whole = committer.commit(snapshot(tmp_path, "two"), step=2)
     assert bucket.fired() == len(faults)
-    bucket.mend()
+    bucket.recover()
     assert bucket.steps == [1, 2]
     restored = committer.restore(tmp_path / "restored")
     assert isinstance(restored, Restored) and restored.checkpoint == whole

@@ -15,7 +15,7 @@ from outlast.supervisor.group import (
     Refused,
     Unknown,
     find_group,
-    leave_for_good,
+    leave_until_deleted,
     wait_for_permission,
 )
 from outlast.supervisor.metadata import Metadata
@@ -125,7 +125,7 @@ def test_one_stays_until_it_may_go(cloud: FakeCloud, group: Group) -> None:
     cloud.answers = {"deleteInstances": [403, 403, 0], "resize": [403]}
     said = log_lines()
     waits: list[float] = []
-    leave_for_good(group, backoff_sec=10.0, sleep=waits.append)
+    leave_until_deleted(group, backoff_sec=10.0, sleep=waits.append)
     assert cloud.groups["group"] == []
     assert [line.startswith("stuck-leaving") for line in said] == [True, True, False]
     assert len(waits) == 2 and waits[1] > waits[0]

@@ -92,9 +92,9 @@ def test_an_upload_that_hangs_holds_nobody_up(
     tmp_path: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "LAST_SEC", 0.05)
-    go_on = threading.Event()
+    proceed = threading.Event()
     (tmp_path / "a").write_bytes(b"1")
-    own = Logs(tmp_path, lambda name, data: go_on.wait(60))
+    own = Logs(tmp_path, lambda name, data: proceed.wait(60))
     own.close(last_words=True)
-    assert not go_on.is_set()
-    go_on.set()
+    assert not proceed.is_set()
+    proceed.set()

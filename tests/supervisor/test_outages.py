@@ -107,7 +107,7 @@ def stops(life: Life) -> int:
     return life.obey()
 
 
-def goes_on(life: Life) -> int:
+def continues(life: Life) -> int:
     life.advance(2)
     life.commit()
     return life.complete()
@@ -146,6 +146,6 @@ def test_one_refusal_anywhere_costs_nothing(
         return perform()
 
     assert isinstance(world.store, MemoryStore)
-    vm = world.boot(goes_on, store=world.store.view(around), spec=spec_with(iam_propagation=30.0))
+    vm = world.boot(continues, store=world.store.view(around), spec=spec_with(iam_propagation=30.0))
     assert vm.run() == 0 and hits
     assert world.head.state is State.DONE and world.end_of(2).reason is Reason.DONE

@@ -168,8 +168,8 @@ def test_a_snapshot_is_asked_for_only_where_it_can_be_committed(
 
 def test_the_commit_on_its_way_is_finished_and_no_other_begun(world: World) -> None:
     """Two do not fit into what is left, one does."""
-    go_on, offered = threading.Event(), threading.Event()
-    store, begun = throttled(world, upload_sec=0.8, after=go_on)
+    proceed, offered = threading.Event(), threading.Event()
+    store, begun = throttled(world, upload_sec=0.8, after=proceed)
 
     def script(life: Life) -> int:
         life.advance(1)
@@ -180,7 +180,7 @@ def test_the_commit_on_its_way_is_finished_and_no_other_begun(world: World) -> N
         offered.set()
         stop = life.hear(Stop)
         assert isinstance(stop, Stop) and not stop.snapshot
-        go_on.set()
+        proceed.set()
         assert isinstance(life.offer(weight=WEIGHT), Busy)
         life.hear(Committed)
         return 75
@@ -196,8 +196,8 @@ def test_the_commit_on_its_way_is_finished_and_no_other_begun(world: World) -> N
 
 def test_what_became_too_late_is_not_begun(world: World) -> None:
     """There was time for two when the notice came; the first one has not moved since."""
-    go_on, offered = threading.Event(), threading.Event()
-    store, begun = throttled(world, after=go_on)
+    proceed, offered = threading.Event(), threading.Event()
+    store, begun = throttled(world, after=proceed)
 
     def script(life: Life) -> int:
         life.advance(1)
@@ -212,7 +212,7 @@ def test_what_became_too_late_is_not_begun(world: World) -> None:
         assert isinstance(life.offer(weight=WEIGHT), Busy)
         refused = life.hear(Stop)
         assert isinstance(refused, Stop) and not refused.snapshot
-        go_on.set()
+        proceed.set()
         return 75
 
     vm = world.boot(script, spec=spec_with(stop=2.0), store=store).start()

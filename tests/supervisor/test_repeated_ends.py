@@ -82,12 +82,12 @@ def test_an_end_that_every_machine_meets_ends_the_run_at_the_tenth(
 
 def test_a_stop_during_a_crash_keeps_its_own_reason(world: World) -> None:
     """What the machine's end broke is not a fault of the next machine's."""
-    reached, go_on = threading.Event(), threading.Event()
+    reached, proceed = threading.Event(), threading.Event()
 
     def around(operation: Operation, perform: Callable[[], Any]) -> Any:
         if operation.verb == "put" and operation.path.endswith("MANIFEST.json"):
             reached.set()
-            assert go_on.wait(60)
+            assert proceed.wait(60)
             raise KeyError("broken by the end")
         return perform()
 
@@ -96,7 +96,7 @@ def test_a_stop_during_a_crash_keeps_its_own_reason(world: World) -> None:
     assert reached.wait(60)
     vm.terminate()
     wait_until(lambda: vm.notices.stopping, "the notice")
-    go_on.set()
+    proceed.set()
     assert vm.ended() == exits.INTERRUPTED
     end = world.end_of(1)
     assert (end.reason, end.repeats) == (Reason.INTERRUPTED, False)
@@ -107,9 +107,9 @@ def test_a_crash_says_where_it_was(world: World) -> None:
     store = world.store.view(failing(lambda: KeyError("no such thing")))
     vm = world.boot(one_commit, store=store)
     vm.run()
-    told = "\n".join(vm.said)
-    assert "the supervisor crashed: Traceback (most recent call last)" in told
-    assert "KeyError: 'no such thing'" in told
+    console = "\n".join(vm.said)
+    assert "the supervisor crashed: Traceback (most recent call last)" in console
+    assert "KeyError: 'no such thing'" in console
 
 
 def test_rows_of_odd_text_hold_up_neither_heartbeat_nor_stop(world: World) -> None:

@@ -187,11 +187,11 @@ def test_a_long_download_is_staging_and_no_stall(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_module, "SIGN_SEC", 0.05)
-    go_on, stall = threading.Event(), 0.5
+    proceed, stall = threading.Event(), 0.5
 
     def slow(operation: Operation, perform: Any) -> Any:
         if operation.verb == "read_range":
-            assert go_on.wait(60)
+            assert proceed.wait(60)
         return perform()
 
     assert isinstance(world.data, MemoryStore)
@@ -205,7 +205,7 @@ def test_a_long_download_is_staging_and_no_stall(
 
     wait_until(says_staging, "a heartbeat that says staging")
     wait_until(lambda: time.monotonic() - began > 3 * stall, "a time in which others are stuck")
-    go_on.set()
+    proceed.set()
     assert vm.ended() == 0
     assert world.head.state is State.DONE
     assert world.end_of(1).staged_sec >= 2 * stall

@@ -11,7 +11,7 @@ from outlast.base.retry import BRIEF
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import open_store
 from outlast.cli import engine as engines
-from tests.engine.conftest import Project, checkout_on_a_cloud_of_its_own
+from tests.engine.conftest import Project, checkout_on_a_separate_cloud
 from tests.engine.test_preview import train_to
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
@@ -22,7 +22,7 @@ SENTENCE = "has format 2, this version of Outlast reads format 1; upgrade Outlas
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Project]:
     """In a cloud whose VMs do nothing."""
-    with checkout_on_a_cloud_of_its_own(engines.find_parts(), tmp_path, guests=False) as made:
+    with checkout_on_a_separate_cloud(engines.find_parts(), tmp_path, guests=False) as made:
         yield made
 
 

@@ -115,7 +115,7 @@ class LanguageHost(language_pb2_grpc.LanguageRuntimeServicer):
             stderr=subprocess.PIPE,
         )
         context.add_callback(process.kill)
-        for name, data in told(process):
+        for name, data in output_of(process):
             if name == "stdout":
                 yield language_pb2.RunPluginResponse(stdout=data)
             else:
@@ -123,7 +123,7 @@ class LanguageHost(language_pb2_grpc.LanguageRuntimeServicer):
         yield language_pb2.RunPluginResponse(exitcode=process.wait())
 
 
-def told(process: subprocess.Popen) -> Iterator[tuple[str, bytes]]:
+def output_of(process: subprocess.Popen) -> Iterator[tuple[str, bytes]]:
     """What a process prints, as it comes: `stdout` or `stderr`, and the bytes."""
     parts: queue.Queue[tuple[str, bytes]] = queue.Queue()
 

@@ -42,12 +42,12 @@ def difference(found: Files, baseline: Files) -> str:
     differing = [name for name in names if found.get(name) != baseline.get(name)]
     if not differing:
         return ""
-    told = [_of_file(name, found, baseline) for name in differing[:FILES_SHOWN]]
+    sentences = [_of_file(name, found, baseline) for name in differing[:FILES_SHOWN]]
     if len(differing) > FILES_SHOWN:
-        told.append(f"and {len(differing) - FILES_SHOWN} more files")
+        sentences.append(f"and {len(differing) - FILES_SHOWN} more files")
     equal = len(names) - len(differing)
-    told.append(_count(equal, "other file is equal", "other files are equal"))
-    return "; ".join(told)
+    sentences.append(_count(equal, "other file is equal", "other files are equal"))
+    return "; ".join(sentences)
 
 
 def _of_file(name: str, found: Files, baseline: Files) -> str:
@@ -68,17 +68,17 @@ def _of_file(name: str, found: Files, baseline: Files) -> str:
 def _of_parts(one: Parts, other: Parts, data: bytes, baseline: bytes) -> str:
     names = list(dict.fromkeys([*one, *other]))
     missing = object()
-    told = []
+    sentences = []
     for name in names:
         here, there = one.get(name, missing), other.get(name, missing)
         if here is missing or there is missing:
-            told.append(f"{_named(name, there if here is missing else here)} is in one only")
+            sentences.append(f"{_named(name, there if here is missing else here)} is in one only")
         elif not _same(here, there):
-            told.append(f"{_named(name, here)}: {_of_values(here, there)}")
-    if not told:
+            sentences.append(f"{_named(name, here)}: {_of_values(here, there)}")
+    if not sentences:
         return f"its content is equal, but not its bytes: {_bytes(data, baseline)}"
-    more = len(told) - PARTS_SHOWN
-    return ", ".join(told[:PARTS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(sentences) - PARTS_SHOWN
+    return ", ".join(sentences[:PARTS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _named(name: str, value: Any) -> str:
@@ -112,13 +112,13 @@ def _of_arrays(one: Array, other: Array) -> str:
     width = len(one.data) // count
     rows = [np.frombuffer(array.data, np.uint8).reshape(count, width) for array in (one, other)]
     differing = (rows[0] != rows[1]).any(axis=1)
-    told = f"{int(differing.sum())} of {count} values differ"
+    difference = f"{int(differing.sum())} of {count} values differ"
     values = [np.frombuffer(array.data, one.dtype)[differing] for array in (one, other)]
     if values[0].dtype.kind in "fiu":
         with np.errstate(all="ignore"):
             most = float(np.abs(values[0].astype(float) - values[1].astype(float)).max())
-        told += f", by up to {most:.3g}"
-    return told
+        difference += f", by up to {most:.3g}"
+    return difference
 
 
 def _bytes(one: bytes, other: bytes) -> str:

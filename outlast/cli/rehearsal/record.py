@@ -71,13 +71,13 @@ def _before(run: RunRecord, metric: str) -> int:
 def difference(run: RunRecord, baseline: RunRecord) -> str:
     """How the rows differ from the undisturbed run's, except in values that vary in each run."""
     steps, baseline_steps = ({row["step"] for row in one.rows} for one in (run, baseline))
-    told = []
+    differences = []
     if missing := baseline_steps - steps:
-        told.append(f"without step {_some(missing)}, which the undisturbed run has")
+        differences.append(f"without step {_some(missing)}, which the undisturbed run has")
     if added := steps - baseline_steps:
-        told.append(f"with step {_some(added)}, which the undisturbed run lacks")
-    if told:
-        return " and ".join(told)
+        differences.append(f"with step {_some(added)}, which the undisturbed run lacks")
+    if differences:
+        return " and ".join(differences)
     varies, others = set(varying(run, baseline)), {row["step"]: row for row in baseline.rows}
     for row in run.rows:
         other = others[row["step"]]

@@ -24,11 +24,11 @@ def apply(store: Store, at: float) -> list[Entry]:
             if action is None:
                 continue
             if action["type"] == "Delete":
-                store.delete(entry, for_good=False)
+                store.delete(entry, permanently=False)
             else:
                 store.change(entry, {**entry, "storageClass": action["storageClass"]})
-            told = {key: entry[key] for key in ("bucket", "name", "generation")}
-            done.append({**told, "action": action["type"]})
+            named = {key: entry[key] for key in ("bucket", "name", "generation")}
+            done.append({**named, "action": action["type"]})
     return done
 
 

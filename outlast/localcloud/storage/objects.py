@@ -200,7 +200,7 @@ class Objects:
         self._store.require(caller, "storage.objects.delete", bucket, name)
         entry = self._store.find(caller, bucket, name, generation)
         Preconditions.of(query).check(entry)
-        self._store.delete(entry, for_good=generation is not None)
+        self._store.delete(entry, permanently=generation is not None)
         return Response(status_code=204)
 
     async def restore(self, request: Request, bucket: str, name: str) -> Response:

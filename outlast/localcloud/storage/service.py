@@ -129,8 +129,8 @@ class Storage(Service):
             case ("POST", "b", bucket, "o", name, "copyTo", "b", other, "o", new):
                 return JSONResponse(await self._copies.copy(request, (bucket, name), (other, new)))
             case ("POST", "b", bucket, "o", name, "rewriteTo", "b", other, "o", new):
-                told = await self._copies.rewrite(request, (bucket, name), (other, new))
-                return JSONResponse(told)
+                rewritten = await self._copies.rewrite(request, (bucket, name), (other, new))
+                return JSONResponse(rewritten)
         raise not_implemented(request.method, request.url.path)
 
     async def _answer_upload(self, request: Request) -> Response:

@@ -317,18 +317,18 @@ class Store:
         self.journal.write((*_place(entry), kept))
         return kept
 
-    def delete(self, entry: Entry, *, for_good: bool) -> None:
+    def delete(self, entry: Entry, *, permanently: bool) -> None:
         """Deletes a version. A live one in a bucket with versioning becomes noncurrent unless
-        `for_good`; soft delete keeps the others for a time."""
-        self.journal.write(*self._removal(entry, for_good=for_good))
+        `permanently`; soft delete keeps the others for a time."""
+        self.journal.write(*self._removal(entry, permanently=permanently))
         self._drop_bytes([entry])
 
-    def _removal(self, entry: Entry, *, for_good: bool = False) -> list[Change]:
+    def _removal(self, entry: Entry, *, permanently: bool = False) -> list[Change]:
         """The changes that remove a version from its table, and keep it in another one if it must
         be kept."""
         bucket, name = entry["bucket"], entry["name"]
         removal: Change = (*_place(entry), None)
-        if "timeDeleted" not in entry and not for_good and self.is_versioned(bucket):
+        if "timeDeleted" not in entry and not permanently and self.is_versioned(bucket):
             kept = {**entry, "timeDeleted": now_text()}
             return [removal, (*_place(kept), kept)]
         held_sec = int(self.buckets[bucket]["softDeletePolicy"]["retentionDurationSeconds"])

@@ -13,13 +13,13 @@ class CommandFailed(LoopError):
     """The command's own failure; ``code`` is its exit code as a shell gives it, ``lines`` the
     end of its stderr."""
 
-    def __init__(self, code: int, lines: Sequence[str], goes_on: str) -> None:
+    def __init__(self, code: int, lines: Sequence[str], continues: str) -> None:
         how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
         said = [line.strip() for line in lines if line.strip()]
         super().__init__(said[-1][:1000] if said else f"the command {how}")
         self.lines = list(lines)
         self.code = code if code >= 0 else 128 - code
-        self.sentence = f"the command {how}; {goes_on}"
+        self.sentence = f"the command {how}; {continues}"
 
 
 class NoOutput(LoopError):

@@ -16,7 +16,7 @@ from outlast.loop.command.work import (
     Produced,
     TooMuch,
     WorkFolder,
-    told_size,
+    size_text,
 )
 from outlast.loop.errors import CheckpointFailed, LoopError
 from outlast.loop.local import STOP_SEC
@@ -110,7 +110,7 @@ class Outcome:
         if has_result and (is_large or self._command.cwd is not None):
             if is_large and self._command.cwd is None:
                 say(
-                    f"the working folder has {told_size(produced.size)} of new files beside "
+                    f"the working folder has {size_text(produced.size)} of new files beside "
                     f"RESULT_DIR; only models among them are kept, not {produced.largest()}"
                 )
             produced = produced.models
@@ -172,10 +172,10 @@ class Outcome:
         )
 
     def _too_large(self, produced: Produced, limit: int) -> str:
-        size = told_size(produced.size)
+        size = size_text(produced.size)
         return (
             f"the new files in the working folder {self._places.cwd} have {size}, more than the "
-            f"{told_size(limit)} that become a result automatically: {produced.largest()}. Let the "
+            f"{size_text(limit)} that become a result automatically: {produced.largest()}. Let the "
             "command write the files to keep into RESULT_DIR, or raise the limit (--result-gb, "
             "outlast:resultGb)"
         )

@@ -86,7 +86,7 @@ class Produced:
     def largest(self, count: int = 5) -> str:
         """The largest files with their sizes, for a message."""
         order = sorted(self.files, key=lambda name: (-self.files[name].size, name))
-        named = [f"{name} ({told_size(self.files[name].size)})" for name in order[:count]]
+        named = [f"{name} ({size_text(self.files[name].size)})" for name in order[:count]]
         rest = len(order) - count
         return ", ".join(named) + (f" and {rest} more" if rest > 0 else "")
 
@@ -171,7 +171,7 @@ class WorkFolder:
         return os.path.realpath(entry.path) in self._without
 
 
-def told_size(size: int) -> str:
+def size_text(size: int) -> str:
     """A size in a readable form."""
     for unit, least in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= least:

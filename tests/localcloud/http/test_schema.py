@@ -321,7 +321,7 @@ def test_every_answer_about_a_vm_is_as_its_document_says(cloud: FullCloud, serve
             client.ok("DELETE", f"{path}/instanceGroupManagers/g1")
         for path in ("global", f"regions/{REGION}"):
             client.ok("DELETE", f"{path}/instanceTemplates/t1")
-        call_a_vm_of_its_own(client)
+        call_a_separate_vm(client)
     left = {key for key in served.methods if needs_a_vm(key[1])} - served.called
     assert {path.rpartition("/")[2] for _, path in left} <= {"getGuestAttributes"}
 
@@ -367,7 +367,7 @@ def call_a_managed_vm(client: Recorder, group: str) -> None:
     call_members(client, group)
 
 
-def call_a_vm_of_its_own(client: Recorder) -> None:
+def call_a_separate_vm(client: Recorder) -> None:
     vms = f"zones/{ZONE}/instances"
     body = {**template_body()["properties"], "name": "alone"}
     body["machineType"] = f"zones/{ZONE}/machineTypes/{body['machineType']}"

@@ -428,8 +428,8 @@ def test_a_size_that_fell_by_itself_shows_in_a_refresh(engine: Engine, whole_clo
     _, _, template = engine.create(TEMPLATE, template_inputs())
     inputs = group_inputs(unique("group"), template["selfLinkUnique"])
     id, checked, state = engine.create(GROUP, inputs)
-    told = {**checked, "targetSize": 1}
-    assert engine.read(GROUP, id, told, state)[1]["targetSize"] == 0
+    resized = {**checked, "targetSize": 1}
+    assert engine.read(GROUP, id, resized, state)[1]["targetSize"] == 0
     engine.delete(GROUP, id, state)
 
 

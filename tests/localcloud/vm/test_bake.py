@@ -323,7 +323,7 @@ def test_a_builder_past_its_limit_leaves_its_last_words_and_nothing_else(
     write_script(root, "never", then="echo still at it; sleep infinity")
     baking = begin(cloud, root, limitMinutes=30)
 
-    def told() -> str:
+    def builder_log() -> str:
         (vm,) = cloud.vms() or [None]
         if vm is None:
             return ""
@@ -333,7 +333,7 @@ def test_a_builder_past_its_limit_leaves_its_last_words_and_nothing_else(
         except clouds.CloudError:
             return ""
 
-    until(lambda: "still at it" in told())
+    until(lambda: "still at it" in builder_log())
     count = {"path": "getGuestAttributes.queryPath=outlast/$", "nth": 1_000_000}
     rule = {"match": count, "when": "after", "do": {"delay_sec": 0.01}}
     cloud.call("POST", "/_local/faults", rule)

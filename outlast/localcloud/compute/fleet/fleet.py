@@ -285,7 +285,7 @@ class Fleet:
         for instance in list(self.instances.values()):
             instance.restart = False
             if instance.live:
-                self.vms.end(instance, None, for_good=True)
+                self.vms.end(instance, None, deletes_disk=True)
 
     def clear(self) -> None:
         """Forgets everything except the switches and the limits."""

@@ -181,7 +181,7 @@ class Vms:
         its name and address, and the old one's events are ignored."""
         if instance.live:
             self._inventory.lose(instance)
-            self.end(instance, None, for_good=True)
+            self.end(instance, None, deletes_disk=True)
 
     # Time
 
@@ -218,10 +218,10 @@ class Vms:
         asked = bool(instance.scheduling.get("automaticRestart"))
         return asked and self._inventory.switches.automatic_restart and not instance.spot
 
-    def end(self, instance: Instance, fault: Fault | None, *, for_good: bool = False) -> None:
-        """Ends a VM; `for_good`: its disk is lost too."""
+    def end(self, instance: Instance, fault: Fault | None, *, deletes_disk: bool = False) -> None:
+        """Ends a VM; `deletes_disk`: its disk is lost too."""
         lost = not (instance.stop_requested or instance.going_down or instance.preempting)
-        if lost and instance.started is not None and not for_good and self._restarts(instance):
+        if lost and instance.started is not None and not deletes_disk and self._restarts(instance):
             instance.restart = True
         instance.status = "TERMINATED"
         instance.stopped = self._inventory.clock.now()

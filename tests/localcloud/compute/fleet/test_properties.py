@@ -305,7 +305,7 @@ class Anything(RuleBasedStateMachine):
                 assert self.homes.setdefault(member.name, member.zone) == member.zone
 
     @invariant()
-    def vms_have_names_and_addresses_of_their_own(self) -> None:
+    def vms_have_separate_names_and_addresses(self) -> None:
         live = list(self.world.machines.live.values())
         assert len(live) == len(set(live))
         instances = self.world.fleet.instances.values()
