@@ -20,9 +20,7 @@ def test_odd_text_is_written_so_that_it_can_be_read(monkeypatch: pytest.MonkeyPa
     assert raw.getvalue() == b"caf\\udce9\n"
 
 
-def test_a_stderr_that_takes_nothing_is_no_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_closed_stderr_causes_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     write_stderr("this has no reader\n")
     closed = (tmp_path / "closed").open("w")
@@ -34,7 +32,7 @@ def test_a_stderr_that_takes_nothing_is_no_error(
 @pytest.mark.parametrize(
     "end", ["2>/dev/full", "2>&-", "2>&1 >&- | true"], ids=["full", "closed", "no-reader"]
 )
-def test_a_process_goes_on_whatever_its_stderr_is(tmp_path: Path, end: str) -> None:
+def test_a_process_continues_whatever_its_stderr_is(tmp_path: Path, end: str) -> None:
     program = (
         "import os, pathlib; from outlast.base.console import write_stderr\n"
         "for line in range(1000): write_stderr('x' * 1000 + chr(10))\n"

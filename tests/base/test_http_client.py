@@ -97,7 +97,7 @@ def test_a_refusal_has_the_servers_words_and_says_whether_to_try_again(
 @pytest.mark.parametrize(
     ("body", "why"), [(b"no json", "is not JSON ("), (b"[1]", "is not a JSON object")]
 )
-def test_an_answer_of_another_form_is_no_answer(server: Server, body: bytes, why: str):
+def test_an_answer_of_another_form_is_rejected(server: Server, body: bytes, why: str):
     server.body = body
     error = failure(server.url)
     assert f"thing: the answer {why}" in str(error) and error.trouble is Trouble.SILENT

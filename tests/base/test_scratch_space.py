@@ -37,7 +37,7 @@ def _no_home() -> Path:
 
 
 @pytest.mark.parametrize("how", ["link", "open", "file", "another's"])
-def test_a_cache_that_somebody_else_may_have_made_is_not_used(
+def test_a_cache_that_another_user_may_have_made_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

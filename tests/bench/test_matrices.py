@@ -111,7 +111,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> corruption_matrix.Subje
     return made
 
 
-def test_damage_to_every_kind_of_object_is_told(subject: corruption_matrix.Subject) -> None:
+def test_damage_to_every_kind_of_object_is_reported(subject: corruption_matrix.Subject) -> None:
     found: dict[str, set[str]] = {}
     for index, (kind, damage, data) in enumerate(corruption_matrix.cases(subject)):
         if damage.how in ("bit flip", "missing", "garbage", "swapped manifest"):

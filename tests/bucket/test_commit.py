@@ -159,7 +159,7 @@ def test_head_is_swapped_last(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("kind", ["symlink", "empty", "absent", "taken", "backslash"])
-def test_what_is_no_snapshot_is_refused(bench: Bench, kind: str) -> None:
+def test_an_invalid_snapshot_is_refused(bench: Bench, kind: str) -> None:
     committer = bench.attempt()
     folder = bench.work / kind
     if kind != "absent":
@@ -288,7 +288,7 @@ def test_what_is_damaged_is_not_copied(bench: Bench, how: str) -> None:
     assert (restored.checkpoint, restored.skipped) == (whole, ())
 
 
-def test_a_copy_that_went_wrong_is_no_checkpoint(bench: Bench) -> None:
+def test_a_damaged_copy_does_not_become_a_checkpoint(bench: Bench) -> None:
     """The store says that it copied, and has other bytes: all is uploaded under a new name."""
     spoilt: list[str] = []
 
@@ -511,7 +511,7 @@ def test_a_bad_download_is_tried_again(bench: Bench) -> None:
     assert spoilt and any("again" in line for line in bench.said)
 
 
-def test_no_answer_is_no_damage(bench: Bench) -> None:
+def test_a_missing_answer_does_not_count_as_damage(bench: Bench) -> None:
     bench.commit(bench.attempt(), 2)
 
     def around(operation: Operation, apply: Callable[[], Any]) -> Any:
@@ -523,7 +523,7 @@ def test_no_answer_is_no_damage(bench: Bench) -> None:
         bench.restore(bench.attempt(around))
 
 
-def test_what_a_successor_removed_is_no_damage(bench: Bench) -> None:
+def test_an_object_that_a_successor_removed_is_not_damaged(bench: Bench) -> None:
     bench.commit(bench.attempt(), 2)
     old = bench.attempt()
     new = bench.attempt(retention=Retention(keep_last=1))
@@ -901,7 +901,7 @@ def test_an_end_without_a_commit_owns_its_rows(bench: Bench) -> None:
     assert (head.end.step, head.end.reason, head.end.result) == (2, Reason.LIMIT, None)
 
 
-def test_open_is_no_end(bench: Bench) -> None:
+def test_open_cannot_be_the_reason_of_an_end(bench: Bench) -> None:
     with pytest.raises(ValueError, match="is not an end"):
         bench.attempt().finish(State.OPEN, Reason.DONE)
 

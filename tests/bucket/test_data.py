@@ -147,7 +147,9 @@ def test_two_at_once_fetch_once(memory: MemoryStore, tmp_path: Path) -> None:
     assert len(reads) == 5
 
 
-def test_a_cut_download_goes_on_where_it_stopped(memory: MemoryStore, tmp_path: Path) -> None:
+def test_an_interrupted_download_continues_where_it_stopped(
+    memory: MemoryStore, tmp_path: Path
+) -> None:
     body = content(20 * RANGE)
     memory.put("d", body)
     reads: list[str] = []
@@ -166,7 +168,7 @@ def test_a_cut_download_goes_on_where_it_stopped(memory: MemoryStore, tmp_path: 
     assert len(reads) == 20
 
 
-def test_what_lies_there_damaged_is_fetched_again(memory: MemoryStore, tmp_path: Path) -> None:
+def test_a_damaged_file_is_fetched_again(memory: MemoryStore, tmp_path: Path) -> None:
     body = content(4 * RANGE)
     memory.put("d", body)
     whole = threading.Event()
@@ -245,7 +247,7 @@ def test_no_room_is_a_sentence(
         ("gs://b/a/../x", "must have no empty parts"),
     ],
 )
-def test_what_is_no_data_is_a_sentence(
+def test_invalid_data_gives_one_sentence(
     memory: MemoryStore, tmp_path: Path, url: str, says: str
 ) -> None:
     with pytest.raises(DataError, match=says):
@@ -352,7 +354,7 @@ def fetching(url: str, into: Path, *options: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_a_killed_fetch_is_gone_on_with(bucket: GcsStore, tmp_path: Path) -> None:
+def test_a_killed_fetch_continues(bucket: GcsStore, tmp_path: Path) -> None:
     body = os.urandom(96 << 20)
     bucket.put("data/large", body)
     url = f"gs://{BUCKET}/data/large"

@@ -93,7 +93,7 @@ def finish(session: Session) -> None:
     session.close()
 
 
-def test_a_disk_full_for_the_term_is_told_to_the_trainer(
+def test_the_trainer_learns_that_the_disk_is_full(
     folder: Folder, full: Callable[[str], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     full("HEAD")

@@ -412,7 +412,7 @@ def test_an_older_head_put_back_does_not_start_the_run_from_scratch(
     assert read_head(head_file.store, head_file.layout).head.to_json() == first
 
 
-def test_a_first_commit_that_was_cut_at_its_swap_is_no_contradiction(
+def test_a_first_commit_interrupted_at_its_swap_allows_the_next_term(
     head_file: HeadFile, claim: Claim
 ) -> None:
     head_file.take_term(claim)
@@ -421,7 +421,7 @@ def test_a_first_commit_that_was_cut_at_its_swap_is_no_contradiction(
     assert second.take_term(claim).act is Act.TAKE and second.term == 2
 
 
-def test_a_head_that_goes_on_meanwhile_is_not_taken_for_an_old_one(
+def test_a_head_that_advances_meanwhile_is_not_taken_for_an_old_one(
     head_file: HeadFile, claim: Claim
 ) -> None:
     head_file.take_term(claim)
@@ -718,7 +718,7 @@ def test_the_operators_stop_is_seen_by_the_holder(
     assert again.state is State.STOPPED
 
 
-def test_forbidden_head_is_told_apart(head_file: HeadFile) -> None:
+def test_a_forbidden_head_differs_from_a_missing_one(head_file: HeadFile) -> None:
     denied = other(head_file, failing("get", [Forbidden("403")], applied=False))
     with pytest.raises(HeadForbidden):
         denied.read()

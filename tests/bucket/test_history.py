@@ -92,7 +92,7 @@ def test_a_run_that_no_vm_has_taken_has_no_history(store):
     assert history.read(store, LAYOUT) is None
 
 
-def test_a_term_that_was_taken_and_has_no_start_record_yet_is_no_attempt_yet(store):
+def test_a_term_without_a_start_record_is_not_yet_an_attempt(store):
     store.put(LAYOUT.head, head(1).to_json())
     book = history.read(store, LAYOUT)
     assert book is not None

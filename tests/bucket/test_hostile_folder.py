@@ -128,7 +128,7 @@ def test_a_folder_of_the_run_that_is_a_link_is_not_written_through(
 
 
 @pytest.mark.parametrize("how", ["link", "fifo"])
-def test_a_content_that_is_no_plain_file_is_not_read(home: Path, tmp_path: Path, how: str) -> None:
+def test_only_plain_files_are_read_as_content(home: Path, tmp_path: Path, how: str) -> None:
     store = open_store(str(tmp_path / "run"))
     written = store.put("HEAD", HEAD)
     blob = next((tmp_path / "run/.objects").glob(f"{written.generation}-*"))

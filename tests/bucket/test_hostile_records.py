@@ -73,7 +73,7 @@ def precious(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["absolute", "relative", "with its cache", "short", "capital"])
-def test_a_results_digest_is_no_path(precious: Path, tmp_path: Path, kind: str) -> None:
+def test_a_results_digest_cannot_be_a_path(precious: Path, tmp_path: Path, kind: str) -> None:
     digest = {
         "absolute": str(precious),
         "relative": "../../../Documents",
@@ -265,7 +265,7 @@ def test_a_page_that_names_pages_elsewhere_is_lost() -> None:
 
 
 @pytest.mark.parametrize("url", ["gs://../d", "gs://.hidden/d", "gs://b c/d", "gs://B/d"])
-def test_a_bucket_of_data_is_no_path(url: str) -> None:
+def test_a_data_bucket_cannot_be_a_path(url: str) -> None:
     with pytest.raises(DataError, match="name of a bucket"):
         parse_url(url)
 

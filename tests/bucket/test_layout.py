@@ -150,7 +150,7 @@ class TestRecord:
             with pytest.raises(ValueError, match=name):
                 type(record).from_json(json.dumps({**value, name: other}))
 
-    def test_refuses_what_is_no_object(self, record: Record) -> None:
+    def test_refuses_json_that_is_not_an_object(self, record: Record) -> None:
         for data in (b"", b"[]", b"\xff", b"{" * 100_000, b"null"):
             with pytest.raises(ValueError, match=type(record).__name__):
                 type(record).from_json(data)

@@ -193,7 +193,7 @@ def test_one_of_them_is_read_from_its_page(many: dict[str, Any], tmp_path: Path)
     assert (tmp_path / "result" / "model").read_text() == fold(7)
 
 
-def test_a_part_of_another_version_of_outlast_is_not_made_again(
+def test_a_part_from_another_version_of_outlast_is_not_repeated(
     many: dict[str, Any], tmp_path: Path
 ) -> None:
     store = copy_of(many)
@@ -347,7 +347,7 @@ def test_an_end_that_a_later_attempt_committed_at_its_first_step_comes_back(
     assert names(pages.parts(store, LAYOUT, head)) == expected and set_aside == 0
 
 
-def test_what_stands_on_a_lost_end_is_left_out(tmp_path: Path) -> None:
+def test_parts_that_build_on_a_lost_end_are_left_out(tmp_path: Path) -> None:
     three = a_run_of_three(tmp_path)
     end = pages.parts(three, LAYOUT, head_of(three))[1].newest
     lose_head(three)

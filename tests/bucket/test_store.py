@@ -402,7 +402,9 @@ def test_network_folder_is_refused(
 @pytest.mark.parametrize(
     "kept", ["abc", "", " ", "-5", "1" * 20, "9" * 32, "9" * 40, "1" * 17, "\0\0", "\u0663"]
 )
-def test_folder_with_a_broken_counter_goes_on_above_what_it_has(tmp_path: Path, kept: str) -> None:
+def test_folder_with_a_broken_counter_continues_above_its_highest_generation(
+    tmp_path: Path, kept: str
+) -> None:
     """An object of the future stands for a clock that was set back."""
     store = FolderStore(tmp_path)
     future = (time.time_ns() // 1000) + 10**12

@@ -97,7 +97,7 @@ def test_ctrl_c_in_the_middle_of_the_imports_is_one_line(tmp_path: Path):
 
 @pytest.mark.parametrize("command", ["up", "destroy"])
 @pytest.mark.parametrize("flag", ["--yes", "-y"])
-def test_pulumis_yes_is_taken_and_not_told(command: str, flag: str):
+def test_pulumis_yes_is_accepted_but_not_in_the_help(command: str, flag: str):
     done = outlast(command, flag, "--help")
     assert (done.returncode, done.stderr) == (0, "") and "--yes" not in done.stdout
 

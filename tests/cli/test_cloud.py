@@ -283,7 +283,7 @@ def test_a_log_that_is_a_link_is_not_written_through(shell: Shell, tmp_path: Pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
-def test_another_users_folder_is_no_clouds(shell: Shell):
+def test_another_users_folder_is_not_taken_for_a_cloud(shell: Shell):
     shell.cloud("start")
     found = running(shell)
     os.chown(shell.state, 65534, 65534)

@@ -142,7 +142,7 @@ def test_what_is_beside_the_machine_counts_and_what_is_unknown_is_named(
     assert found.said.startswith("at least" if unknown and hour else "unknown" if unknown else "$")
 
 
-def test_it_is_shown_and_told_to_programs(world, capsys):
+def test_costs_are_shown_to_people_and_programs(world, capsys):
     world.boot(1, 0)
     world.attempt(1, 0)
     world.end(1, 3600, Reason.DONE)

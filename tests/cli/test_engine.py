@@ -32,7 +32,7 @@ def test_no_leftover_backend_credential_project_or_proxy_comes_through():
     }
 
 
-def test_a_shell_is_told_to_unset_what_nothing_replaces():
+def test_a_shell_unsets_variables_without_a_replacement():
     variables = {"PULUMI_BACKEND_URL": "file:///x", "STORAGE_EMULATOR_HOST": "http://127.0.0.1:2"}
     unset = engine.foreign(LEFTOVERS, variables)
     assert unset == set(LEFTOVERS) - set(variables)

@@ -55,7 +55,7 @@ def test_an_older_record_asks_for_the_older_version(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("found", ["2", None, True, 1.0, 0, -1])
-def test_what_is_no_number_of_a_format_is_damage(found: object):
+def test_an_invalid_format_number_counts_as_damage(found: object):
     with pytest.raises(ValueError) as caught:
         codec.check_format("Head", found)
     assert not isinstance(caught.value, OtherFormat)

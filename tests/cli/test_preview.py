@@ -187,7 +187,7 @@ NEW_PIN = {key: value for key, value in PINNED.items() if key != "deadline"}
         ),
     ],
 )
-def test_what_becomes_of_the_stacks_run(steps, head, said, why):
+def test_what_a_change_does_to_the_stacks_run(steps, head, said, why):
     (line,) = reviewed(steps, _aaaaaaaaaa=head).runs
     assert line.said == said
     assert why in line.why
@@ -448,7 +448,7 @@ def test_what_baking_an_image_costs(op, machine, said, capsys):
     assert (f"\n\nI{said[1:]}\n\n" if said else "|\n\nNo rule") in render.as_markdown(found)
 
 
-def test_what_the_program_warns_of_is_told_once(capsys):
+def test_a_warning_of_the_program_is_shown_once(capsys):
     warning = {"severity": "warning", "message": "warning: bucket b: is far\naway\n"}
     info = {"severity": "info", "message": "info: hello\n"}
     document = json.dumps({"steps": [], "diagnostics": [warning, info, warning]}, indent=1)
@@ -462,6 +462,6 @@ def test_what_the_program_warns_of_is_told_once(capsys):
     assert "\n- warning: bucket b: is far away\n" in render.as_markdown(found)
 
 
-def test_what_is_no_plan_is_one_sentence():
+def test_an_invalid_plan_gives_one_sentence():
     with pytest.raises(EngineError, match="printed something other than its plan"):
         plans.plan("Previewing update (dev)")

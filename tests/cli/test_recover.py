@@ -121,7 +121,7 @@ def test_an_empty_note_beside_the_state_is_removed_and_no_other(tmp_path, monkey
     assert sorted(path.name for path in stacks.iterdir()) == ["dev.json", "dev.json.bak.attrs"]
 
 
-def test_an_unreadable_state_names_the_mend():
+def test_an_unreadable_state_names_the_recovery():
     reason = engine._reason("error: failed to load checkpoint: EOF")
     assert reason.startswith("failed to load checkpoint: EOF; ")
     assert reason.endswith("run outlast recover")
@@ -150,7 +150,7 @@ def test_a_whole_stack_needs_nothing(asked):
     assert recover.recover("dev") is None
 
 
-def test_a_mend_that_was_killed_before_its_refresh_is_mended(asked):
+def test_recovery_continues_after_a_kill_before_its_refresh(asked):
     given, deployment, _ = asked
     group = resource(GROUP, "g", project="p", zone="z", name="n")
     deployment["resources"] = [

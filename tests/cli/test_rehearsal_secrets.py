@@ -31,7 +31,7 @@ def test_each_variable_gets_the_shells_value_or_a_stand_in():
     assert "of-my-shell" not in repr(held) + "".join(held.notes)
 
 
-def test_what_is_left_at_the_end_is_told_without_these():
+def test_the_list_of_leftovers_omits_the_secrets():
     _, held = take_over({"outlast:secretEnv": {"KEY": "key"}}, {})
     left = {"buckets": [{"name": "b"}], "secrets": ["KEY", "another"]}
     assert held.without(left) == {"buckets": [{"name": "b"}], "secrets": ["another"]}

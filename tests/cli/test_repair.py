@@ -103,7 +103,7 @@ def train(store: MemoryStore, tmp_path: Path) -> Head:
 
 
 @pytest.mark.parametrize("damage", ["gone", "garbage"])
-def test_chain_and_lineage_come_back_as_they_were_and_the_run_goes_on(store, tmp_path, damage):
+def test_repair_restores_chain_and_lineage_and_the_run_continues(store, tmp_path, damage):
     before = train(store, tmp_path)
     lose_head(store)
     if damage == "garbage":
@@ -119,7 +119,7 @@ def test_chain_and_lineage_come_back_as_they_were_and_the_run_goes_on(store, tmp
 
 
 @pytest.mark.parametrize("damage", ["HEAD gone", "newest page gone too"])
-def test_what_is_kept_for_good_is_in_the_chain_again(store, tmp_path, monkeypatch, damage):
+def test_checkpoints_kept_forever_are_in_the_chain_again(store, tmp_path, monkeypatch, damage):
     """Pages have the older ones; those after the newest page are found by their objects."""
     monkeypatch.setattr(pages, "CHAIN_PAGE", 4)
     monkeypatch.setattr(pages, "FAN", 2)
@@ -264,7 +264,7 @@ def test_a_term_that_left_no_record_is_not_given_again(store, tmp_path, damage):
         cut.check(term=cut.term)
 
 
-def test_the_mended_head_fences_who_held_the_lost_one(store, tmp_path):
+def test_the_repaired_head_fences_the_holder_of_the_lost_one(store, tmp_path):
     first = Machine(store, tmp_path)
     first.commit(10)
     lose_head(store)
@@ -274,7 +274,7 @@ def test_the_mended_head_fences_who_held_the_lost_one(store, tmp_path):
     assert read_head(store, LAYOUT).head.step == 10
 
 
-def test_an_older_head_put_back_over_the_run_is_mended(store, tmp_path):
+def test_an_older_head_put_back_over_the_run_is_repaired(store, tmp_path):
     first = Machine(store, tmp_path)
     stale = store.get(LAYOUT.head)[0]
     for step in (10, 20):
@@ -328,13 +328,13 @@ def test_where_every_checkpoint_is_damaged_it_says_so_and_writes_nothing(store, 
         read_head(store, LAYOUT)
 
 
-def test_without_attempts_there_is_nothing_to_mend(store):
+def test_without_attempts_there_is_nothing_to_repair(store):
     with pytest.raises(OperateError, match="has no attempts; nothing is lost"):
         rebuild(store, LAYOUT, OWNER, START)
 
 
 @pytest.mark.parametrize("over", ["ended", "silent"])
-def test_beside_an_attempt_that_may_live_nothing_is_mended(tmp_path, over):
+def test_nothing_is_repaired_while_an_attempt_may_be_alive(tmp_path, over):
     """It may be committing still; once it has ended, or was silent for long, it cannot."""
     now = START
     store = MemoryStore(clock=lambda: now)
@@ -393,7 +393,7 @@ def test_records_that_count_to_the_last_number_start_from_scratch(store, tmp_pat
 @pytest.mark.parametrize(
     "damage", ["gone", "garbage", "checkpoints", "term", "resume", "placement"]
 )
-def test_a_folders_run_is_open_again_and_its_own_command_goes_on(
+def test_a_folders_run_is_open_again_and_its_command_resumes(
     tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "walk.py"
@@ -434,7 +434,7 @@ def test_a_folders_run_is_open_again_and_its_own_command_goes_on(
     assert programs.result_of(run_dir) == programs.result_of(tmp_path / "baseline")
 
 
-def test_what_is_a_stacks_is_named_and_what_is_no_run_too(store, tmp_path):
+def test_a_stacks_run_and_a_folder_without_a_run_are_named(store, tmp_path):
     train(store, tmp_path)
     place = Place("gs://b/experiments/dev/0123456789", store, LAYOUT)
     with pytest.raises(OperateError, match="is the run of stack s; outlast repair s"):
@@ -448,7 +448,7 @@ def test_what_is_a_stacks_is_named_and_what_is_no_run_too(store, tmp_path):
         assert "you run its own command again" in str(said)
 
 
-def test_an_older_head_that_was_put_back_takes_no_term_again_and_is_mended(store, tmp_path):
+def test_an_older_head_that_was_put_back_reuses_no_term_and_is_repaired(store, tmp_path):
     """Its own term committed more, or a later term has begun: neither may be written over."""
     first = Machine(store, tmp_path)
     first.commit(10)

@@ -135,7 +135,7 @@ def test_the_counter_goes_past_every_value_that_held_the_run(asked, head, counte
     assert read_head(before.memory, LAYOUT).head == head
 
 
-def test_a_run_goes_on_with_corrected_code_under_its_old_name(asked):
+def test_a_run_resumes_with_corrected_code_under_its_old_name(asked):
     made = stack(COMMITTED)
     record = replace(start_record(3, 0, START), spec={"content": CONTENT})
     made.memory.put(LAYOUT.attempt_start(3), record.to_json())
@@ -306,7 +306,7 @@ def test_status_says_what_the_newest_attempt_failed_of(capsys, reason, says):
     assert (f"attempt 1 {reason}: {says}" in capsys.readouterr().out) == bool(says)
 
 
-def test_status_names_the_checkpoint_that_a_stopped_run_would_go_on_from(capsys):
+def test_status_names_the_checkpoint_from_which_a_stopped_run_would_resume(capsys):
     made = stack(replace(FAILED, term=1))
     made.memory.put(LAYOUT.attempt_start(1), start_record(1, 0, START).to_json())
     heartbeat = heartbeat_record(1, 9, START, total=100, row={"step": 9})
@@ -333,7 +333,7 @@ def test_a_stopped_local_cloud_is_said_at_once(monkeypatch):
         Deployed("dev", "b", LAYOUT, 0, "o/p/s").store()
 
 
-def test_a_garbled_head_is_one_sentence_with_what_mends_it():
+def test_a_garbled_head_gives_one_sentence_with_the_repair():
     garbled = stack(None)
     garbled.memory.put(LAYOUT.head, b"garbage")
     with pytest.raises(OperateError) as caught:
@@ -343,7 +343,7 @@ def test_a_garbled_head_is_one_sentence_with_what_mends_it():
     assert str(caught.value).endswith("; outlast repair dev repairs it")
 
 
-def test_damaged_bytes_of_head_are_told_once_and_with_what_mends_them(tmp_path):
+def test_damaged_bytes_of_head_are_reported_once_with_the_repair(tmp_path):
     store = open_store(str(tmp_path))
     store.put("HEAD", b"whole")
     (tmp_path / "HEAD").resolve().write_bytes(b"other")

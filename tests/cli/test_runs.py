@@ -137,7 +137,7 @@ def test_every_format_of_our_trainers_is_read_and_no_pickle(
         run.load("boosted")
 
 
-def test_only_the_newest_best_is_told_as_such(trained: Path, tmp_path: Path) -> None:
+def test_only_the_newest_best_is_marked_as_best(trained: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(trained / "run", copy, symlinks=True)
     store = FolderStore(copy)
@@ -276,7 +276,7 @@ def test_a_run_in_a_bucket(
         ("Exp", "'Exp': is not an experiment, folder or gs:// path"),
     ],
 )
-def test_what_is_no_run_is_said(
+def test_a_folder_without_a_run_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str | Path, says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -286,7 +286,7 @@ def test_what_is_no_run_is_said(
     assert not list(tmp_path.iterdir()), "looking makes no folder"
 
 
-def test_a_folder_whose_head_is_gone_is_no_folder_without_a_run(tmp_path: Path) -> None:
+def test_a_folder_without_its_head_still_counts_as_a_run(tmp_path: Path) -> None:
     (tmp_path / "attempts" / "000001").mkdir(parents=True)
     with pytest.raises(UsageError, match="its HEAD is missing, but attempts exist"):
         outlast.open(tmp_path)

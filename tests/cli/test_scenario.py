@@ -254,7 +254,7 @@ def test_a_stack_with_a_secret_is_refused_by_the_keys_name(checkout: Path):
         settings.read_own("mine")
 
 
-def test_a_stack_that_is_no_yaml_is_one_sentence(checkout: Path):
+def test_a_stack_file_that_is_not_yaml_gives_one_sentence(checkout: Path):
     (checkout / "Pulumi.mine.yaml").write_text("config: [\n")
     with pytest.raises(RehearsalError, match=r"Pulumi\.mine\.yaml: is not YAML"):
         settings.read_own("mine")

@@ -64,7 +64,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_file_that_is_no_stacks_is_one_sentence(checkout: Path, wrong: str) -> None:
+def test_an_invalid_stack_file_gives_one_sentence(checkout: Path, wrong: str) -> None:
     (checkout / "Pulumi.mine.yaml").write_bytes(WRONG[wrong])
     with pytest.raises(OperateError) as caught:
         composed()

@@ -210,7 +210,7 @@ def test_an_image_that_was_not_made_leaves_nothing(platform: Platform):
     assert platform.there == {}
 
 
-def test_a_platform_that_falls_silent_is_told_by_the_first_error_and_what_may_be_left(
+def test_a_silent_platform_is_reported_with_its_first_error_and_leftovers(
     platform: Platform,
 ):
     platform.refused = ("GET zones/europe-west4-a/instances", "DELETE")

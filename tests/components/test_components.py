@@ -239,7 +239,7 @@ def type_of(token):
     return {one.__name__: one for one in COMPONENTS}[name]
 
 
-def test_the_group_waits_for_what_it_is_told_to():
+def test_the_group_waits_as_its_argument_says():
     def program():
         made = identity()
         group(after=made.bindings)

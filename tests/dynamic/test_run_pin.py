@@ -186,7 +186,7 @@ def test_create_without_head_is_fresh(store):
     assert made.outs == {**PROPS, **pinned}
 
 
-def test_create_goes_on_with_an_open_run(store):
+def test_create_continues_an_open_run(store):
     put(store, OPEN)
     outs = RunPinProvider().create(PROPS).outs
     assert (outs["deadline"], outs["placement"], outs["size"]) == ("2026-11-27T12:30:00Z", 5, 1)
@@ -223,7 +223,7 @@ def test_a_resume_takes_the_image_of_its_day(store):
     "change",
     [{"maxRunMinutes": 90}, {"image": "other"}, {"onNewRun": "replace"}, {"__provider": "y"}, {}],
 )
-def test_what_is_no_difference(change):
+def test_a_change_without_effect_gives_no_difference(change):
     diff = RunPinProvider().diff("id", {**PROPS, "placement": 1, "size": 1}, {**PROPS, **change})
     assert (diff.changes, diff.replaces) == (False, [])
 
@@ -245,7 +245,7 @@ def test_check_says_what_stands_against_the_run_once(store, head, capsys):
     assert lines[0].startswith("run 0123456789") and "outlast" in lines[0]
 
 
-def test_check_is_quiet_about_a_run_that_goes_on(store, capsys):
+def test_check_is_quiet_about_a_run_that_continues(store, capsys):
     assert RunPinProvider().check({}, dict(PROPS)).failures == []
     put(store, OPEN)
     assert RunPinProvider().check({}, dict(PROPS)).inputs == PROPS

@@ -159,9 +159,7 @@ def bakery(parts: engines.Parts, tmp_path: Path) -> Iterator[Bakery]:
 
 
 @pytest.mark.parametrize("stage", ["inserted", "installing", "stopping", "imaging", "deleting"])
-def test_a_bake_that_is_killed_at_any_stage_is_gone_on_with_by_the_next_up(
-    bakery: Bakery, stage: str
-):
+def test_the_next_up_continues_a_bake_that_was_killed_at_any_stage(bakery: Bakery, stage: str):
     with bakery.up() as up:
         reached: Callable[[], bool] = {
             "inserted": lambda: bool(bakery.builders()),

@@ -75,9 +75,7 @@ def test_a_bundle_that_lacks_a_module_fails_and_is_not_completed_from_elsewhere(
     assert list(store.list(run.layout.attempts)) == []
 
 
-def test_a_lasting_refusal_to_write_head_leaves_instead_of_booting_for_ever(
-    stack: Project, store: Store
-):
+def test_a_vm_that_may_not_write_head_leaves_instead_of_rebooting(stack: Project, store: Store):
     stack.set("outlast:iamPropagationSec", "3")
     rule = {"match": {"object": "/HEAD$", "method": "POST", "count": 0}, "when": "before"}
     stack.cloud.call("POST", "/_local/faults", {**rule, "do": {"status": 403}})

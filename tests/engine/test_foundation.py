@@ -149,7 +149,7 @@ def test_an_experiment_on_a_foundation(project: Project, parts):
     assert BUCKET in {bucket["name"] for bucket in left["buckets"]}
 
 
-def test_a_bucket_is_made_kept_adopted_or_somebody_elses(project: Project, parts):
+def test_a_bucket_is_created_kept_adopted_or_another_teams(project: Project, parts):
     two = Two(project, parts)
     cloud = two.cloud
 

@@ -43,7 +43,7 @@ def stop(root: Path) -> list[int]:
     return stopped
 
 
-def test_a_hung_vm_is_observed_and_left_then_repaired_and_the_run_goes_on(
+def test_a_hung_vm_is_observed_then_repaired_and_its_run_continues(
     stack: Project, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", stack.cloud.url)

@@ -219,7 +219,7 @@ def head_of(outputs: Mapping[str, Any]) -> Head:
     return read_head(store, Layout(outputs["prefix"], outputs["run"])).head
 
 
-def test_a_command_killed_at_any_write_is_mended_by_the_next(
+def test_the_next_command_recovers_one_killed_at_any_write(
     stack: Project, configure: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", stack.cloud.url)

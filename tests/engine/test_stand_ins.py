@@ -157,7 +157,7 @@ pulumi.export("nested", config.require_object("nested"))
     ],
     ids=["raises", "exits", "type", "look-up", "refused"],
 )
-def test_a_failure_is_told_once_and_for_what_it_is(throwaway: Project, program, sentence):
+def test_a_failure_is_reported_once_with_its_cause(throwaway: Project, program, sentence):
     (throwaway.folder / "__main__.py").write_text(program)
     said = throwaway.up(fails=True)
     assert sentence in said

@@ -123,7 +123,7 @@ def test_generations_grow_over_a_crash(crashed: LocalCloud) -> None:
     assert int(new) > int(old)
 
 
-def test_resumable_upload_goes_on_after_a_crash(own_cloud: LocalCloud) -> None:
+def test_a_resumable_upload_continues_after_a_crash(own_cloud: LocalCloud) -> None:
     bucket = make_bucket(own_cloud)
     data = bytes(range(256)) * 4096
     half = len(data) // 2
@@ -514,7 +514,7 @@ def test_vms_die_with_the_cloud(vm_cloud: LocalCloud, number: int) -> None:
 
 
 @pytest.mark.rehearsal
-def test_reset_kills_vms_and_the_cloud_goes_on(vm_cloud: LocalCloud) -> None:
+def test_reset_kills_vms_and_the_cloud_keeps_serving(vm_cloud: LocalCloud) -> None:
     wait_until(lambda: heartbeats(vm_cloud), "no object of the VM arrived")
     pids = vm_cloud.call("GET", "/_local/audit").json()["pids"]
     assert vm_cloud.call("POST", "/_local/reset").status_code == 200

@@ -169,7 +169,7 @@ def test_what_held_still_is_taken_and_put_back(place: Place) -> None:
     assert place.supervisor.of(Complete)[0].step == place.supervisor.step == 1
 
 
-def test_steps_go_on_counting(place: Place) -> None:
+def test_steps_continue_counting(place: Place) -> None:
     line = "for i in 1 2; do echo $i >> $CHECKPOINT_DIR/a; outlast mark; done"
     assert place.shell(line)[0] == 0
     place.supervisor.resume_from()
@@ -289,7 +289,7 @@ def test_a_command_that_marks_may_write_files_called_complete(place: Place) -> N
     assert place.saved() == {"a": "1\n"} and len(place.supervisor.committed) == 1
 
 
-def test_what_cannot_be_copied_is_said_and_training_goes_on(place: Place) -> None:
+def test_a_file_that_cannot_be_copied_is_reported_and_training_continues(place: Place) -> None:
     """No room for snapshots, such as a folder for them that has gone."""
     line = f"cd $CHECKPOINT_DIR; echo 1 > a; mv {place.supervisor.work} {place.folder}/away; "
     line += f"outlast mark; echo marked $?; mv {place.folder}/away {place.supervisor.work}; "
@@ -300,7 +300,7 @@ def test_what_cannot_be_copied_is_said_and_training_goes_on(place: Place) -> Non
     assert place.saved() == {"a": "1\n"}
 
 
-def test_a_long_fetch_is_no_silence(place: Place) -> None:
+def test_a_long_fetch_counts_as_progress(place: Place) -> None:
     """The supervisor fetches; the asking process shows that it is alive, and obeys a stop."""
 
     def long(asked: protocol.Fetch) -> protocol.Message:
@@ -361,7 +361,7 @@ def test_a_mark_on_sigterm_is_handed_over(place: Place) -> None:
     assert place.saved() == {"a": "2\n"}
 
 
-def test_what_a_script_was_writing_when_it_was_killed_is_no_checkpoint(place: Place) -> None:
+def test_a_file_cut_off_by_a_kill_does_not_become_a_checkpoint(place: Place) -> None:
     line = "echo whole > $CHECKPOINT_DIR/a; while [ ! -e {checkpoint}/../go ]; do sleep 0.02; done;"
     line += "trap '' TERM; touch $CHECKPOINT_DIR/../ready; "
     line += "while :; do echo torn >> $CHECKPOINT_DIR/a; sleep 0.02; done"
@@ -454,7 +454,7 @@ def commands_of(runner: int) -> list[int]:
     return found
 
 
-def test_a_signal_to_everybody_is_no_completion(place: Place) -> None:
+def test_a_signal_to_all_processes_does_not_complete_the_run(place: Place) -> None:
     """A system that goes down tells the command before the supervisor can."""
     with place.running("--shell", "--", TRAPS) as process:
         wait_until((place.home / "ready").exists, "the command did not begin")
@@ -468,7 +468,7 @@ def test_a_signal_to_everybody_is_no_completion(place: Place) -> None:
     assert place.saved() == {"last": "saved\n"}
 
 
-def test_what_lies_in_the_result_folder_is_the_result(place: Place) -> None:
+def test_the_files_in_the_result_folder_are_the_result(place: Place) -> None:
     line = "mkdir {result}/sub; echo m > {result}/sub/model; echo '{}' > {result}/metrics.json; "
     line += "ln -s sub/model {result}/best; echo c > {checkpoint}/c"
     code, _, err = place.shell(line)
@@ -708,7 +708,7 @@ def test_a_try_that_never_came_to_a_checkpoint_makes_way(tmp_path: Path) -> None
     assert programs.head(tmp_path / "run") == before
 
 
-def test_a_try_that_still_goes_on_does_not_make_way(tmp_path: Path) -> None:
+def test_a_try_that_still_runs_is_not_replaced(tmp_path: Path) -> None:
     argv = [*RUNNER, "--run-dir", "run", "--shell", "--"]
     with programs.started(tmp_path, [*argv, "touch began; sleep 600"]) as process:
         programs.wait_for((tmp_path / "began").exists, process)

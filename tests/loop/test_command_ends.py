@@ -111,7 +111,7 @@ def test_a_crash_that_is_hidden_after_a_resume_is_not_done(place: Place, crash: 
     assert place.result()["checkpoint/m"] == "m\n"
 
 
-def test_a_checkpoint_folder_as_it_was_found_is_no_output(tmp_path: Path) -> None:
+def test_an_unchanged_checkpoint_folder_does_not_count_as_output(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/pretrained.pt").write_text("m")
     argv = [*RUNNER, "--run-dir", "run", "--checkpoint-dir", "out", "--", "true"]

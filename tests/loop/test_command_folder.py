@@ -180,7 +180,7 @@ def test_unchanged_files_are_linked_and_changed_ones_copied(
     assert copier.take("snap-3").copied == 0
 
 
-def test_a_file_that_was_just_written_is_no_proof_of_anything(root: Path, copier: Copier) -> None:
+def test_a_file_that_was_just_written_proves_nothing(root: Path, copier: Copier) -> None:
     """A second write within the file system's clock tick would look like none."""
     (root / "a").write_bytes(b"1")
     assert copier.take("snap-1").copied == 1

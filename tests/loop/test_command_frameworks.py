@@ -105,7 +105,7 @@ def test_keras_backup_and_restore(tmp_path: Path) -> None:
     assert "model.keras" in programs.result_of(tmp_path / "run")
 
 
-def test_lightning_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+def test_lightning_resumes_from_its_last_checkpoint(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     words = ["--checkpoints", "{checkpoint}", "--model", "{result}/model.ckpt", "--epochs", "5"]
     words += ["--batch-size", "2"]

@@ -112,7 +112,7 @@ def test_what_an_earlier_attempt_left_in_a_laptops_folder_is_part_of_the_result(
     assert {name for name in result if name.startswith("models")} == {"models/1.pt", "models/2.pt"}
 
 
-def test_what_an_earlier_attempt_left_is_no_output_of_the_next(tmp_path: Path) -> None:
+def test_files_of_an_earlier_attempt_are_not_output_of_the_next(tmp_path: Path) -> None:
     """One that then crashes and hides it is not done."""
     line = "[ -e model.pt ] && exit 0; echo 1 > model.pt; sleep 600"
     argv = [*RUNNER, "--run-dir", "run", "--shell", "--", line]

@@ -122,7 +122,7 @@ def test_data_of_a_bucket_is_fetched_once(folder: Path, bucket: GcsStore) -> Non
     ("path", "says"),
     [("none", "data none: no such file or folder"), ("s3://b/x", "or gs://BUCKET/PATH")],
 )
-def test_what_is_no_data_is_a_sentence(folder: Path, path: str, says: str) -> None:
+def test_invalid_data_gives_one_sentence(folder: Path, path: str, says: str) -> None:
     with pytest.raises(DataError, match=says):
         outlast.data(path)
 
@@ -230,7 +230,7 @@ def test_data_that_holds_the_runs_folder_is_refused_at_once(folder: Path) -> Non
 # -- results ---------------------------------------------------------------------------------------
 
 
-def test_a_copy_of_the_result_goes_where_it_is_told_to(folder: Path) -> None:
+def test_the_result_is_copied_to_the_named_folder(folder: Path) -> None:
     out = folder / "models"
     train(folder, "total", OUT=str(out))
     result = local.finished_result(folder / "run")
@@ -242,7 +242,7 @@ def test_a_copy_of_the_result_goes_where_it_is_told_to(folder: Path) -> None:
     assert (out / "sums.json").read_text() == "mine" and not (out / "metrics.json").exists()
 
 
-def test_a_copy_that_fails_is_no_success_and_the_run_is_done(folder: Path) -> None:
+def test_a_failed_copy_exits_with_an_error_and_the_run_stays_done(folder: Path) -> None:
     """A process that continues the copy must find one; the same command tries again."""
     out = folder / "models"
     out.write_text("here first")

@@ -34,7 +34,7 @@ def said(supervisor: FakeSupervisor) -> list[str]:
 
 
 @pytest.mark.parametrize("logs", [True, False])
-def test_with_a_total_a_loop_that_is_left_early_is_no_end(
+def test_with_a_total_leaving_the_loop_early_does_not_end_the_run(
     supervisor: FakeSupervisor, logs: bool
 ) -> None:
     left = rf"after step {5 if logs else 4} of 12"
@@ -59,7 +59,7 @@ def test_finish_says_that_leaving_early_is_the_end(supervisor: FakeSupervisor) -
     assert ends(supervisor) == [(5, "early stopping: no improvement in 3 evals")]
 
 
-def test_a_loop_that_goes_on_after_finish_ends_before_its_next_step(
+def test_a_loop_that_continues_after_finish_ends_before_its_next_step(
     supervisor: FakeSupervisor,
 ) -> None:
     steps = []
@@ -274,7 +274,9 @@ def test_an_error_after_a_stop_is_shown_and_interrupted(
 
 
 @pytest.mark.parametrize("code", [0, None])
-def test_sys_exit_0_in_the_loop_is_no_end(supervisor: FakeSupervisor, code: int | None) -> None:
+def test_sys_exit_0_in_the_loop_does_not_end_the_run(
+    supervisor: FakeSupervisor, code: int | None
+) -> None:
     left = r"sys.exit\(0\) ended the program after step 2"
     with pytest.raises(LeftEarly, match=left), training(None) as run:
         for step in run.steps():

@@ -43,7 +43,7 @@ def ends(tmp_path: Path, last_line: str) -> subprocess.CompletedProcess[str]:
         ("outlast.data('no/such')", 64, "data no/such: no such file or folder"),
     ],
 )
-def test_what_befell_the_run_is_told_alone(
+def test_an_error_of_the_run_is_one_sentence_without_traceback(
     tmp_path: Path, last_line: str, code: int, sentence: str
 ) -> None:
     ended = ends(tmp_path, last_line)
@@ -67,7 +67,7 @@ def test_whatever_else_ends_a_program_keeps_its_lines(
     assert ended.stderr.startswith("Traceback") and 'program.py", line' in ended.stderr
 
 
-def test_words_that_nobody_reads_leave_the_exit_code_alone() -> None:
+def test_unread_output_does_not_change_the_exit_code() -> None:
     """120 is what Python makes of a stderr that it cannot flush at its end."""
     code = "from outlast.loop.words import say; input(); say('one'); say('two')"
     with subprocess.Popen(

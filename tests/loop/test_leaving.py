@@ -130,7 +130,7 @@ if __name__ == "__main__":
     assert (head["state"], head["end"]["step"]) == ("done", TOTAL)
 
 
-def test_a_program_that_goes_on_after_an_early_end_resumes_there(tmp_path: Path) -> None:
+def test_a_program_that_continues_after_an_early_end_resumes_there(tmp_path: Path) -> None:
     command = argv(tmp_path, "train(at(int(os.environ['CUT']), lambda: sys.exit(0)))")
     assert programs.run(tmp_path, command, CUT="12").returncode == 1
     done = programs.run(tmp_path, command, CUT="0")
@@ -313,7 +313,7 @@ def test_a_second_training_of_the_same_run_is_refused(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr and "twice" not in done.stdout
 
 
-def test_trainings_with_folders_of_their_own_follow_one_another(tmp_path: Path) -> None:
+def test_trainings_with_separate_folders_follow_one_another(tmp_path: Path) -> None:
     lines = "for fold in range(3):\n    counts['steps'] = 0\n    train(run_dir=f'fold{fold}')"
     done = programs.run(tmp_path, argv(tmp_path, lines))
     assert done.returncode == 0, done.stderr
@@ -322,7 +322,7 @@ def test_trainings_with_folders_of_their_own_follow_one_another(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("run_dir", ["run", None])
-def test_a_notebook_goes_on_after_a_restart_of_its_kernel(
+def test_a_notebook_resumes_after_a_restart_of_its_kernel(
     tmp_path: Path, run_dir: str | None
 ) -> None:
     lines = (

@@ -71,7 +71,7 @@ def test_ctrl_c_twice_in_a_run_changes_nothing(
     assert not list((tmp_path / "tmp").iterdir()), "no socket and no work folder is left"
 
 
-def test_the_supervisor_is_in_a_session_of_its_own(tmp_path: Path, argv: list[str]) -> None:
+def test_the_supervisor_has_its_own_session(tmp_path: Path, argv: list[str]) -> None:
     with programs.started(tmp_path, argv, PACE="0.05") as process:
         programs.wait_for(lambda: programs.newest(tmp_path / "run") > 0, process)
         (supervisor,) = programs.supervisors(tmp_path)
@@ -94,7 +94,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, argv: list[str]) -> None
     programs.wait_until_alone(tmp_path)
 
 
-def test_ctrl_c_saves_the_step_though_nobody_reads_what_is_said(
+def test_ctrl_c_saves_the_step_even_if_its_output_is_unread(
     tmp_path: Path, argv: list[str], baseline: dict[str, bytes]
 ) -> None:
     """As with ``train.py 2>&1 | tee log``: the terminal's Ctrl-C ends the reader as well."""
@@ -148,7 +148,7 @@ def test_a_killed_supervisor_ends_the_trainer_with_a_sentence(
     assert programs.result_of(run_dir) == baseline
 
 
-def test_an_error_leaves_the_run_open_for_the_mended_program(
+def test_an_error_leaves_the_run_open_for_the_corrected_program(
     tmp_path: Path, argv: list[str], baseline: dict[str, bytes]
 ) -> None:
     run_dir = tmp_path / "run"
@@ -240,9 +240,7 @@ def _head(path: object, digest: object = "0" * 64) -> bytes:
         (b'{"state":"done","end":{"result":5}}', "its HEAD cannot be read"),
     ],
 )
-def test_a_head_that_somebody_else_wrote_names_no_other_folder(
-    tmp_path: Path, head: bytes, said: str
-) -> None:
+def test_a_foreign_head_names_no_other_folder(tmp_path: Path, head: bytes, said: str) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/HEAD").write_bytes(head)
     with pytest.raises(LoopError, match=said):

@@ -128,7 +128,9 @@ def test_no_supervisor_is_a_sentence(tmp_path: Path) -> None:
         (protocol.Tick(1), "first message tick: must be hello"),
     ],
 )
-def test_another_version_is_told_why(tmp_path: Path, first: protocol.Message, says: str) -> None:
+def test_another_version_gets_the_reason(
+    tmp_path: Path, first: protocol.Message, says: str
+) -> None:
     with ServerSocket(tmp_path / "s") as listener, Channel.connect(tmp_path / "s") as trainer:
         trainer.send(first)
         accepted = listener.accept(5)

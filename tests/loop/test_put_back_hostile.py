@@ -148,7 +148,7 @@ def test_nothing_is_written_through_a_link_or_a_file(
 @pytest.mark.parametrize(
     "number", ["../../home/precious/thesis.tex", "/etc/passwd", "1", 1, "٠٠٠٠٠٠"]
 )
-def test_the_number_of_an_odd_name_is_no_path(place: Place, number: Any) -> None:
+def test_the_number_in_an_odd_name_cannot_be_a_path(place: Place, number: Any) -> None:
     before = place.outside()
     with pytest.raises(DoesNotFit, match="must be 6 digits"):
         place.put_back(odd={"odd\n": number}, times={**GOOD["times"], "odd\n": [1, 1]})

@@ -171,7 +171,7 @@ def test_killed_at_seeded_moments_a_run_ends_with_the_same_bytes(
 
 
 @pytest.mark.parametrize("where", ["0 tmp-0", "0 rank-00000", "1 rank-00001"])
-def test_a_snapshot_that_found_its_disk_full_is_made_again_by_all_ranks(
+def test_all_ranks_repeat_a_snapshot_that_found_its_disk_full(
     tmp_path: Path, baseline: list[str], where: str
 ) -> None:
     """Each question for a part has one answer, whichever rank's part had no room."""
@@ -268,9 +268,7 @@ def test_a_killed_launcher_leaves_no_rank_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_waits_for_one_that_never_comes_leaves_when_told(
-    tmp_path: Path, rank: int
-) -> None:
+def test_a_rank_that_waits_for_a_missing_rank_leaves_when_asked(tmp_path: Path, rank: int) -> None:
     """As torchrun tells it where another one failed before it came to outlast.train."""
     program = tmp_path / "walk.py"
     program.write_text(PROGRAM)
@@ -328,7 +326,7 @@ def test_variables_that_make_no_sense_are_said(variables: dict[str, str], says: 
     assert says in str(caught.value)
 
 
-def test_one_process_is_no_rank() -> None:
+def test_a_single_process_is_not_a_rank() -> None:
     assert ranks.world({}) is None
     assert ranks.world({"RANK": "0", "WORLD_SIZE": "1"}) is None
     keys = {

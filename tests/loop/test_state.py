@@ -271,7 +271,7 @@ def test_not_a_number_keeps_its_bits_in_arrays(tmp_path: Path) -> None:
         lambda seed: np.random.RandomState(seed),
     ],
 )
-def test_random_numbers_go_on_where_they_were(tmp_path: Path, make: Any) -> None:
+def test_random_numbers_resume_where_they_were(tmp_path: Path, make: Any) -> None:
     rng, other = make(1), make(2)
 
     def draw(generator: Any) -> list[float]:
@@ -347,7 +347,9 @@ def fitted(model: Any, steps: int) -> Any:
     ],
 )
 @pytest.mark.parametrize("target_steps", [0, 2])
-def test_estimators_go_on_as_if_never_stopped(tmp_path: Path, make: Any, target_steps: int) -> None:
+def test_estimators_resume_as_if_never_stopped(
+    tmp_path: Path, make: Any, target_steps: int
+) -> None:
     def train_on(model: Any, steps: int) -> Any:
         if isinstance(model, StandardScaler):
             for i in range(steps):
@@ -482,7 +484,7 @@ def test_only_scikit_learns_own_classes_are_built() -> None:
         ("arrays.bin", b"", "an array ends at 24"),
     ],
 )
-def test_a_folder_that_is_no_snapshot_is_said(
+def test_a_folder_without_a_snapshot_is_reported(
     tmp_path: Path, file: str, data: bytes, says: str
 ) -> None:
     folder = tmp_path / "s"

@@ -188,7 +188,7 @@ def test_a_trouble_that_comes_back_is_said_once_and_another_one_too(
     ]
 
 
-def test_many_different_troubles_are_not_said_for_ever(
+def test_many_different_errors_are_not_reported_forever(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [f"{first}{second}" for first in "abcdefgh" for second in "abcdefgh"]

@@ -501,7 +501,7 @@ def test_misuse_is_a_sentence(
 
 
 @pytest.mark.parametrize("total", [0, -3, True, 2.0, "5"])
-def test_a_total_that_is_no_number_of_steps(total: Any) -> None:
+def test_an_invalid_total_of_steps_is_refused(total: Any) -> None:
     with pytest.raises(LoopError, match="must be a number of steps"):
         outlast.train(state={"a": {}}, total=total)
 

@@ -246,7 +246,7 @@ def test_what_is_saved_as_part_of_another_object_passes(supervisor: FakeSupervis
     assert train(supervisor, {"trainer": trainer}, lambda step: average.update()) == []
 
 
-def test_what_does_not_change_or_is_made_again_passes(supervisor: FakeSupervisor) -> None:
+def test_constant_and_recomputed_values_pass(supervisor: FakeSupervisor) -> None:
     teacher, kept = Average(), []
 
     def work(step: int) -> None:

@@ -135,7 +135,7 @@ def test_each_bit_counts(tmp_path: Path, name: str, change: Callable[[dict], Non
         verify.check(values, before)
 
 
-def test_another_order_in_memory_or_of_names_is_no_difference(tmp_path: Path) -> None:
+def test_another_order_in_memory_or_of_names_makes_no_difference(tmp_path: Path) -> None:
     table = np.arange(24.0).reshape(2, 3, 4)
     before = saved(tmp_path / "s", {"a": np.asfortranarray(table), "b": {"n": 1}})
     values = {"b": {"n": 0}, "a": np.zeros((2, 3, 4))}
@@ -217,7 +217,7 @@ def node(kind: str, **parts: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_another_machine_or_process_changes_is_no_difference(one: Any, two: Any) -> None:
+def test_differences_between_machines_or_processes_do_not_count(one: Any, two: Any) -> None:
     sides = ({"x": one}, state.Blobs()), ({"x": two}, state.Blobs())
     assert verify.difference(*sides, moved=True) is None
     assert verify.difference(*sides) is not None

@@ -414,7 +414,7 @@ def test_a_new_family_is_let_through_with_a_word():
     assert said.endswith("nothing about it is checked here")
 
 
-def test_advice_is_no_error():
+def test_advice_does_not_raise():
     gpu = Choice(accelerator="nvidia-tesla-t4", accelerator_count=1)
     few = machines.check(replace(gpu, machine_type="n1-standard-2"))
     assert "has 7.5 GB of memory beside 16 GB on its GPUs; 2 to 4 times" in few.advice[0]

@@ -267,7 +267,7 @@ def test_a_choice_without_a_known_price_makes_the_sum_a_lower_bound():
     assert sums.hour == pricing.vm(known, ZONE).hour and sums.said().startswith("at least")
 
 
-def test_an_organisation_may_ask_for_labels_of_its_own():
+def test_an_organisation_may_require_its_own_labels():
     asked = rules.Limits(labels=("cost-centre",))
     assert broken(TEMPLATE, GOOD, asked) == ["labels"]
     assert broken(TEMPLATE, template(labels={**LABELS, "cost-centre": "a"}), asked) == []

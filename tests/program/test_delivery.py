@@ -115,7 +115,7 @@ def on_vm(found: settings.Settings) -> str:
     return found.run_spec("").to_metadata().get("outlast-git", "")
 
 
-def test_the_vm_is_told_the_secrets_name_and_may_read_that_secret():
+def test_the_vm_gets_the_secrets_name_and_may_read_that_secret():
     found = from_git(gitSecret="deploy", gitPath="train/", requirements=".")
     assert Git.from_json(on_vm(found)) == Git(
         HTTPS, COMMIT, "train", ".", "projects/acme-research/secrets/deploy/versions/latest"

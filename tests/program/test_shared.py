@@ -66,7 +66,7 @@ def test_health_and_ssh_open_a_port_each_to_these_vms_alone(program):
     assert group["autoHealingPolicies"]["initialDelaySec"] == 1800
 
 
-def test_an_existing_bucket_is_declared_by_nobody(program):
+def test_an_existing_bucket_is_not_declared(program):
     recorder = program(**{"outlast:bucketMode": "existing", "outlast:bucket": "theirs"})
     assert "Bucket" not in kinds(recorder)
     assert recorder.exports["bucket"] == "theirs"

@@ -242,7 +242,7 @@ def test_another_zone_updates_the_pin_and_replaces_the_group(changed):
     }
 
 
-def test_a_higher_limit_alone_is_no_change(changed):
+def test_a_higher_limit_alone_changes_nothing(changed):
     assert changed("outlast:maxRunMinutes", "2000").changes() == set()
 
 
@@ -283,7 +283,7 @@ def test_up_with_another_hyperparameter_starts_a_new_run_and_ends_the_old_group(
         pulumi.up()
 
 
-def test_a_run_with_commits_goes_on_through_changes_and_is_never_given_up_by_accident(
+def test_a_run_with_commits_survives_changes_and_is_never_abandoned_by_accident(
     changed, cloud, bucket
 ):
     """A walk over one stack: guarded, moved on with other code, arguments, machine and image,
@@ -422,7 +422,7 @@ def test_without_capacity_up_returns_at_once_and_destroy_ends_the_wait(deployed,
         "instanceGroupManagers",
     ],
 )
-def test_an_up_that_is_killed_is_mended(deployed, cloud, asked_for):
+def test_up_recovers_after_a_kill(deployed, cloud, asked_for):
     """Killed after the cloud has made something and before the engine has heard of it."""
     started, _ = cloud
     deployed("destroy", "--yes", "--skip-preview")
@@ -492,7 +492,7 @@ def test_code_that_cannot_be_had_is_refused_before_anything_is_made(changed, tmp
     ) in changed("outlast:gitSecret", "deploy")("preview", fails=True)
 
 
-def test_destroy_keeps_the_bucket_and_up_goes_on_or_starts_nothing(deployed, cloud, bucket):
+def test_destroy_keeps_the_bucket_and_up_resumes_or_starts_nothing(deployed, cloud, bucket):
     """The last of the file: it takes the stack down, up again on a run that is done, and from
     there to another run."""
     started, _ = cloud

@@ -12,7 +12,7 @@ def options(**values: str) -> dict[str, object]:
     return check(command(command="train {checkpoint}", **values)).command_options
 
 
-def test_keys_become_the_options_of_the_runner():
+def test_keys_become_options_of_the_runner():
     assert options() == {}
     assert options(
         checkpointFiles='["*.pt"]',

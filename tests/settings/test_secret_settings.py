@@ -102,14 +102,14 @@ def full(**values):
         ({"acme:wandbApiKey": "abc"}, "acme:wandbApiKey beside outlast:secretEnv.WANDB_API_KEY"),
     ],
 )
-def test_a_secret_that_stands_in_plain_text_too_is_refused_by_name(values, said):
+def test_a_secret_that_is_also_in_plain_text_is_refused_by_name(values, said):
     found = refusal({**env(WANDB_API_KEY="wandb"), **values})
     assert said in found and "abc" not in found
     if "outlast:args" not in values:  # args of a trainer of ours are checked by their names
         check(values)
 
 
-def test_a_variable_that_is_only_passed_on_is_no_plain_text():
+def test_a_variable_that_is_only_passed_on_is_not_plain_text():
     own = env(WANDB_API_KEY="wandb")
     for command in ('WANDB_API_KEY="$WANDB_API_KEY" python t.py', "X=$WANDB_API_KEY python t.py"):
         check({**own, **full(command=command)})

@@ -203,7 +203,7 @@ def run_of(**args):
     return check({"outlast:args": json.dumps(args)}).run
 
 
-def test_a_regional_group_is_a_place_of_its_own():
+def test_a_regional_group_is_a_separate_place():
     zones = ["europe-west4-b", "europe-west4-c"]
     found = check({"outlast:zones": json.dumps(zones)})
     assert (found.zone, found.region, found.zones) == ("", "europe-west4", tuple(zones))
@@ -410,7 +410,7 @@ def test_too_many_data_paths():
     assert "17 paths" in refusal({"outlast:dataPaths": many})
 
 
-def test_where_the_result_goes_besides_is_no_part_of_the_identity():
+def test_the_results_other_destination_is_not_part_of_the_identity():
     out = "gs://acme-research-outlast/experiments/dev/models/first"
     found = check({"outlast:args": json.dumps({"model-output-path": out})})
     assert found.run == check().run
@@ -628,7 +628,7 @@ def test_a_value_that_is_nested_too_deeply_is_a_sentence(key):
     assert refusal({f"outlast:{key}": "[" * 100_000}).startswith(f"outlast:{key} '[[[")
 
 
-def test_a_stack_name_that_is_no_experiment_is_named_as_such():
+def test_a_stack_name_that_cannot_name_an_experiment_is_refused():
     assert "(the stack's name)" in refusal(name="My.Stack")
 
 
@@ -825,7 +825,7 @@ def test_a_bucket_elsewhere_is_said(bucket_answer, monkeypatch):
     assert "is in us, the VMs in europe-west4" in said and "billed" in said
 
 
-def test_nobody_to_ask_is_no_bucket(bucket_answer, monkeypatch):
+def test_an_unreachable_cloud_is_not_a_missing_bucket(bucket_answer, monkeypatch):
     from google.auth.exceptions import DefaultCredentialsError
 
     monkeypatch.setattr(pulumi.log, "info", lambda message: None)
@@ -834,7 +834,7 @@ def test_nobody_to_ask_is_no_bucket(bucket_answer, monkeypatch):
         assert lookups.find_bucket(check(HERE)) == FoundBucket()
 
 
-def test_a_cloud_that_is_down_is_no_bucket(monkeypatch):
+def test_a_cloud_that_is_down_is_not_a_missing_bucket(monkeypatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
     logged = []
     monkeypatch.setattr(pulumi.log, "info", logged.append)
@@ -900,7 +900,7 @@ def test_each_secret_is_looked_up_once(monkeypatch):
     ]
 
 
-def test_without_git_nobody_is_asked_for_the_code(monkeypatch):
+def test_without_git_no_host_is_asked_for_the_code(monkeypatch):
     monkeypatch.setattr(lookups, "find_bucket", lambda config: FoundBucket("here"))
     monkeypatch.setattr(sources, "ask", None)
     assert settings.look_up(check(HERE)) == FoundBucket("here")
@@ -1069,7 +1069,7 @@ def test_the_supervisor_reads_the_command():
             _read_command("outlast-command", text)
 
 
-def test_a_trainer_of_its_own_user_hears_what_it_cannot_read():
+def test_a_trainer_with_its_own_user_is_warned_of_unreadable_files():
     own = {"outlast:trainerUser": "own", "outlast:dataPaths": '["gs://b/digits"]'}
     assert not [one for one in check(own).advice if "trainerUser" in one]
     (said,) = [

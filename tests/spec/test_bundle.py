@@ -326,7 +326,7 @@ def test_a_file_that_holds_a_key_is_refused_by_its_line(tmp_path, name, text, li
         bundle.source_files(folder)
 
 
-def test_a_line_that_somebody_vouches_for_is_no_key(tmp_path):
+def test_an_allowed_line_does_not_count_as_a_key(tmp_path):
     folder = tmp_path / "train"
     folder.mkdir()
     text = f"TOKEN = 'ghp_{'a' * 36}'  # pragma: allowlist secret\n"

@@ -303,7 +303,7 @@ def find_python(version: str) -> str | None:
     return None
 
 
-def test_what_is_declared_constant_is_no_part_of_the_source(tmp_path: Path) -> None:
+def test_declared_constants_are_not_part_of_the_source(tmp_path: Path) -> None:
     def digest(text: str) -> str:
         (tmp_path / "walk.py").write_text(text)
         return identity.source_digest(tmp_path / "walk.py")

@@ -36,7 +36,7 @@ def test_a_table_has_columns_of_any_names() -> None:
         ("", "is not JSON"),
     ],
 )
-def test_what_is_no_table_is_refused(text: str, said: str) -> None:
+def test_an_invalid_table_is_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         metrics.read_table(text)
 

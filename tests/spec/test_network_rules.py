@@ -112,7 +112,7 @@ def overlaid(values=None, outputs=None, **changes):
     return foundation.overlay(values, {**OUTPUTS, **(outputs or {})}, DEFAULTS, **given)
 
 
-def test_an_experiment_reads_a_foundation_as_settings_of_its_own():
+def test_an_experiment_reads_a_foundation_like_its_own_settings():
     assert overlaid({"outlast:args": "{}"}) == {
         "outlast:args": "{}",
         "outlast:image": "stock",
@@ -150,6 +150,6 @@ def test_without_a_subnetwork_it_serves_every_region():
     assert overlaid(outputs={"subnetwork": ""}, region="us-east1")["outlast:bucket"] == "shared"
 
 
-def test_notes_are_told_apart_by_project_and_stack():
+def test_notes_are_kept_apart_by_project_and_stack():
     assert foundation.note("org/outlast/base", "dev") == "foundations/outlast-base/dev"
     assert foundation.notes("org/outlast/base") == "foundations/outlast-base/"

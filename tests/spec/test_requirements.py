@@ -297,7 +297,7 @@ def test_a_constraint_is_a_name_and_versions(line: str, said: str):
         (b"a" * (5 << 20), "has 5242880 bytes"),
     ],
 )
-def test_a_file_that_is_no_text_is_refused(content: bytes, said: str):
+def test_a_binary_file_is_refused(content: bytes, said: str):
     assert said in refusal(content)
 
 

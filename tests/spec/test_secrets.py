@@ -41,7 +41,7 @@ def test_a_secret_itself_is_refused_and_never_repeated(value):
         assert str(caught.value).startswith(f"{key}: ") and value not in str(caught.value)
 
 
-def test_what_is_no_name_is_not_repeated_either():
+def test_an_invalid_name_is_not_repeated_either():
     with pytest.raises(SecretNameError, match="its value of 13 characters must name") as caught:
         secrets.check_variables({"KEY": "my password 1"}, "p")
     assert "my password" not in str(caught.value)

@@ -155,7 +155,7 @@ def test_the_next_boot_of_a_finished_run_only_leaves(world: World) -> None:
     assert world.head == head and world.cloud.groups["group"] == []
 
 
-def test_a_notice_saves_the_last_step_and_the_next_machine_goes_on(world: World) -> None:
+def test_a_notice_saves_the_last_step_and_the_next_machine_resumes(world: World) -> None:
     first = world.boot(stopped_after(3)).start()
     wait_until(lambda: first.trainers)
     assert first.trainers[0].running.wait(60)
@@ -659,7 +659,7 @@ def test_a_second_training_in_one_program_is_refused_and_its_run_is_not_done(
     assert "outlast.train was called a second time" in world.end_of(1).message
 
 
-def test_a_program_that_does_not_end_after_its_training_is_not_waited_for_for_ever(
+def test_a_program_that_hangs_after_its_training_is_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer_loop, "AFTER_SEC", 0.3)
@@ -677,7 +677,7 @@ def test_what_the_trainer_said_is_kept(world: World) -> None:
     assert "loss is NaN" in world.end_of(1).message
 
 
-def test_a_failure_is_counted_before_its_retry_in_a_term_of_its_own(world: World) -> None:
+def test_a_failure_is_counted_before_its_retry_in_a_new_term(world: World) -> None:
     vm = world.boot(exits_with(3, steps=4), finish, spec=spec_with(retries_failures=1))
     assert vm.run() == 0
     head = world.head
@@ -717,7 +717,7 @@ def test_a_machine_that_dies_takes_the_blame(world: World) -> None:
     assert world.end_of(1).reason is Reason.PREEMPTED
 
 
-def test_a_flag_that_nobody_heard_is_looked_at_before_the_verdict(world: World) -> None:
+def test_a_flag_without_a_listener_is_read_before_the_verdict(world: World) -> None:
     def script(life: Life) -> int:
         world.cloud.values["instance/preempted"] = "TRUE"  # without waking the waiter
         return 1

@@ -402,7 +402,7 @@ def _encrypted(whole: bytes) -> bytes:
     [lambda whole: b"", lambda whole: b"no zip", _truncated, _damaged_inside, _encrypted],
     ids=["empty", "no-zip", "truncated", "damaged-inside", "encrypted"],
 )
-def test_a_damaged_kept_zip_is_made_again_once(
+def test_a_damaged_kept_zip_is_rebuilt_once(
     setup: CodeSetup,
     pip: Pip,
     tmp_path: Path,

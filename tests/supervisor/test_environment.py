@@ -177,7 +177,7 @@ def test_includes_constraints_markers_and_windows_files_are_installed(
     assert printed(programs, "import apple, pear, plum; print(apple.VERSION)") == "1"
 
 
-def test_a_file_deep_in_a_repository_includes_what_lies_above_it(builder: Builder, asked: Path):
+def test_a_file_deep_in_a_repository_can_include_files_above_it(builder: Builder, asked: Path):
     write(asked, {"base.txt": "pear\n", "train/req/gpu.txt": "-r ../../base.txt\napple\n"})
     programs = builder.ensure(asked / "train/req/gpu.txt", asked)
     assert printed(programs, "import apple, pear; print(apple.VERSION)") == "2"
@@ -393,7 +393,7 @@ def test_an_index_of_googles_is_read_with_the_vms_own_token(
     assert not list(tmp_path.rglob("netrc"))
 
 
-def test_an_index_that_refuses_for_good_is_named_with_the_role(
+def test_an_index_that_always_refuses_is_named_with_the_role(
     builder: Builder, index: Index, tmp_path: Path, refusals: list[int]
 ):
     folder = write(tmp_path / "asked", {"needs.txt": f"-i {index.url}\nsecretlib\n"})

@@ -215,7 +215,7 @@ def test_what_lasts_is_an_error_with_its_reason_and_no_checkpoint(
     assert bucket.fired() > 0 and bucket.steps == []
 
 
-def test_a_bucket_that_is_gone_is_no_fresh_start(bucket: Bucket) -> None:
+def test_a_deleted_bucket_does_not_start_from_scratch(bucket: Bucket) -> None:
     head_file = HeadFile(GcsStore("never-made"), bucket.layout, bucket.clock)
     with pytest.raises(NotFound):
         head_file.take_term(Claim("org/demo/dev", 0, 0, START))

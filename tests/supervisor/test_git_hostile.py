@@ -158,7 +158,7 @@ def test_a_submodule_is_not_put_through_a_link(hostile: Hostile) -> None:
     hostile.check()
 
 
-def test_gitmodules_is_no_link(hostile: Hostile) -> None:
+def test_gitmodules_cannot_be_a_link(hostile: Hostile) -> None:
     link = hostile.blob(os.fsencode(hostile.outside / "keep"))
     with pytest.raises(GitRefused, match=".gitmodules"):
         hostile.check_out(hostile.tree((b".gitmodules", LINK, link), (b"s", MODULE, SUB)))

@@ -153,7 +153,7 @@ def test_an_index_that_has_others_by_now_is_refused_by_name(world: World) -> Non
         world.machine(need)
 
 
-def test_what_lies_on_the_disk_is_held_to_the_same(world: World, tmp_path: Path) -> None:
+def test_wheels_on_the_disk_are_checked_in_the_same_way(world: World, tmp_path: Path) -> None:
     """A trainer is root on its VM, and the disk may outlive it."""
     for text in (LOCKED, "harmless\n"):
         need, home = world.asked(text), tmp_path / f"disk-{len(text)}"

@@ -88,7 +88,7 @@ def test_what_is_too_large_is_left_and_said(
     ]
 
 
-def test_an_upload_that_hangs_holds_nobody_up(
+def test_an_upload_that_hangs_blocks_no_other_work(
     tmp_path: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "LAST_SEC", 0.05)

@@ -255,7 +255,7 @@ def test_a_frozen_machine_wakes_up_fenced(machines: Machines, freeze: dict[str, 
     assert all(entry.term == 2 for entry in machines.head.chain)
 
 
-def test_a_killed_trainer_is_out_of_memory_and_a_retry_goes_on(machines: Machines) -> None:
+def test_a_killed_trainer_counts_as_out_of_memory_and_a_retry_resumes(machines: Machines) -> None:
     gate = {"outlast-arg-gate": str(machines.gate)}
     vm = machines.boot(**gate, **{"outlast-retries-failures": "1"})
     trainer = machines.trainer_at_gate()
@@ -366,7 +366,7 @@ def test_another_users_work_is_left_alone(temporary: Path, monkeypatch: pytest.M
     assert work.exists()
 
 
-def test_work_that_was_cleared_away_before_its_lock_is_made_again(
+def test_work_that_was_removed_before_its_lock_is_recreated(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At either instant: before it is opened, and between that and the lock."""

@@ -90,7 +90,7 @@ def test_what_a_rank_raised_is_the_message(machines: Machines) -> None:
     assert "rank 1 has failed: rank 1 does not like step 4" in end.message
 
 
-def test_a_killed_rank_is_out_of_memory_and_a_retry_goes_on(machines: Machines) -> None:
+def test_a_killed_rank_counts_as_out_of_memory_and_a_retry_resumes(machines: Machines) -> None:
     train(machines, "die", **{"outlast-retries-failures": "1"})
     end = machines.end_of(1)
     assert (end.reason, end.exit) == (Reason.OUT_OF_MEMORY, 137), end

@@ -153,7 +153,7 @@ def test_nothing_is_left_of_a_machine_that_was_cut() -> None:
 
 
 @pytest.mark.parametrize("story", FOUND)
-def test_what_the_search_found_stays_mended(story: str) -> None:
+def test_faults_that_the_search_found_stay_fixed(story: str) -> None:
     assert play(FOUND[story]).watch.head is not None
 
 

@@ -200,7 +200,7 @@ def test_a_secret_is_masked_wherever_its_pieces_are_cut():
         assert SECRET not in shown and b"w4ndb/K3y" not in shown
 
 
-def test_a_stream_shows_at_once_what_is_no_beginning_of_a_secret():
+def test_a_stream_shows_text_at_once_unless_a_secret_may_begin_there():
     stream = masked(b"secret-value").stream()
     assert stream.feed(b"password: ") == b"password: "
     assert stream.feed(b"secret") == b""

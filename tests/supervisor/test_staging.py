@@ -128,7 +128,7 @@ def test_data_that_changed_between_attempts_ends_the_run(world: World) -> None:
     assert head.data == (before,)
 
 
-def test_equal_bytes_that_were_uploaded_again_go_on(world: World) -> None:
+def test_a_run_continues_after_equal_bytes_were_uploaded_again(world: World) -> None:
     stop(Asking(stopped), world)
     before = world.head.data
     world.data.put("digits", b"first digits")

@@ -70,7 +70,7 @@ def test_what_is_not_read_in_time_is_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["full", "removed", "cut"])
-def test_a_disk_that_loses_it_holds_up_nobody(tmp_path: Path, harm: str) -> None:
+def test_a_disk_that_loses_the_log_blocks_no_process(tmp_path: Path, harm: str) -> None:
     log = TrainerLog(tmp_path / "trainer.log")
     if harm == "full":
         log.path.symlink_to("/dev/full")

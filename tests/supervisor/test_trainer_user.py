@@ -355,7 +355,7 @@ def test_parts_of_a_trainer_with_its_own_user_end_and_resume(world: World, tmp_p
     assert seen == {"first": (4, True), "second": (2, False)}
 
 
-def test_what_is_given_to_the_trainer_lies_apart_from_what_it_writes(world: World) -> None:
+def test_the_trainers_inputs_are_apart_from_its_outputs(world: World) -> None:
     def save(life: Life) -> int:
         life.advance(1)
         life.commit()

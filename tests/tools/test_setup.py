@@ -115,7 +115,7 @@ def test_missing_tools_are_each_named(setup: ModuleType, monkeypatch, tmp_path):
     assert [line.split()[0] for line in str(caught.value).splitlines()] == ["git", "make"]
 
 
-def test_an_old_go_is_no_go(setup: ModuleType, monkeypatch, tmp_path):
+def test_an_old_go_counts_as_missing(setup: ModuleType, monkeypatch, tmp_path):
     go = tmp_path / "go"
     monkeypatch.setenv("PATH", str(tmp_path))
     for version, fits in (("go1.20.3", False), ("go1.21", True), ("go1.26.8", True)):

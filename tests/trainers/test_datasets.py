@@ -53,7 +53,7 @@ def test_test_rows_may_come_from_another_folder(tmp_path: Path) -> None:
     assert (len(found.train[1]), len(found.test[1])) == (60, 70)
 
 
-def test_what_is_no_mnist_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_not_mnist_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "mnist"
     folder.mkdir()
     with pytest.raises(UsageError, match="has no train-images-idx3-ubyte, plain or .gz"):

@@ -95,7 +95,7 @@ def test_shifts_keep_the_scans_whole() -> None:
 
 
 @pytest.mark.parametrize("cut", range(STEPS + 1))
-def test_a_snapshot_at_any_step_goes_on_to_the_same_parameters(tmp_path: Path, cut: int) -> None:
+def test_a_snapshot_at_any_step_resumes_to_the_same_parameters(tmp_path: Path, cut: int) -> None:
     baseline = make(small(), STEPS)
     before = make(small(), cut)
     nodes, blobs = state.capture_all(digits.state_dict(before))

@@ -68,7 +68,7 @@ def test_of_two_on_one_folder_the_fenced_one_says_so(tmp_path: Path) -> None:
             assert second.returncode == 0, err
 
 
-def test_a_training_whose_output_nobody_reads_comes_to_its_end(tmp_path: Path) -> None:
+def test_a_training_with_unread_output_ends(tmp_path: Path) -> None:
     """As with ``| head -1``."""
     argv = [
         sys.executable,

@@ -20,7 +20,7 @@ QUICK = ["--epochs", "3", "--limit-rows", "100", "--eval-every", "2", "--step-ms
 
 
 @pytest.mark.parametrize("cut", range(9))
-def test_an_order_goes_on_from_two_numbers(cut: int) -> None:
+def test_an_order_resumes_from_two_numbers(cut: int) -> None:
     baseline = training.Order(10, 4, seed=3)
     batches = [baseline.next().tolist() for _ in range(9)]
     before = training.Order(10, 4, seed=3)

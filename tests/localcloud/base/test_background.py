@@ -21,7 +21,7 @@ sys.exit(__main__.main(["serve", "--state", sys.argv[1], "--no-provider", "--no-
 """
 
 
-def test_a_failure_is_told_and_an_end_or_a_cancel_is_none() -> None:
+def test_a_failure_is_reported_but_an_end_or_a_cancel_is_not() -> None:
     failures: list[BaseException] = []
     error = RuntimeError("planted")
 

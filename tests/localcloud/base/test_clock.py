@@ -6,7 +6,7 @@ from outlast.localcloud.base import clock as clocks
 from outlast.localcloud.base.clock import RealClock, from_rfc3339, to_rfc3339
 
 
-def test_a_faster_clock_goes_on_from_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_faster_clock_continues_from_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     wall = [1_000_000.0]
     monkeypatch.setattr(clocks.time, "time", lambda: wall[0])
     clock = RealClock()

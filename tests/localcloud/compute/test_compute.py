@@ -369,7 +369,7 @@ def test_named_ports(cloud: FullCloud) -> None:
     assert cloud.ok("GET", f"{GROUPS}/g1")["namedPorts"] == ports
 
 
-def test_a_vm_that_cannot_be_created_is_told_by_the_group(cloud: FullCloud) -> None:
+def test_the_group_reports_a_vm_that_cannot_be_created(cloud: FullCloud) -> None:
     make_group(cloud, size=1, machineType="e2-huge-1000")
     errors = cloud.ok("GET", f"{GROUPS}/g1/listErrors")["items"]
     assert errors[0]["error"]["code"] == "RESOURCE_NOT_FOUND"

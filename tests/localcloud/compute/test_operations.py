@@ -62,7 +62,7 @@ def test_trouble_is_for_its_calls_and_so_often(operations: Operations) -> None:
     assert operations.trouble("POST", PATH.replace("g1", "g2")) is None
 
 
-def test_error_of_a_slow_operation_is_told_at_its_end(
+def test_error_of_a_slow_operation_is_reported_at_its_end(
     operations: Operations, clock: FakeClock
 ) -> None:
     operations.add(".*", delay_sec=3, error=("INTERNAL_ERROR", "no"))

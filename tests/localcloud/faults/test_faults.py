@@ -65,7 +65,7 @@ def test_reset_in_mid_download(cloud: LocalCloud, bucket: str) -> None:
     assert len(cloud.object("GET", bucket, "a", params={"alt": "media"}).content) == 600 * KIB
 
 
-def test_download_goes_on_after_a_delay(cloud: LocalCloud, bucket: str) -> None:
+def test_download_continues_after_a_delay(cloud: LocalCloud, bucket: str) -> None:
     data = bytes(range(256)) * KIB * 2
     cloud.put(bucket, "a", data)
     cloud.add_fault("mid-body", {"delay_sec": 0.1}, object="^a$", method="GET")

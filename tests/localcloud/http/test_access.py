@@ -360,7 +360,7 @@ def serial(cloud: FullCloud, name: str = "vm1") -> str:
 
 
 @pytest.mark.rehearsal
-def test_a_vm_is_answered_by_its_metadata_server_and_nobody_else_is(full_cloud: FullCloud) -> None:
+def test_only_a_vm_is_answered_by_its_metadata_server(full_cloud: FullCloud) -> None:
     boot(
         full_cloud,
         """
@@ -488,7 +488,7 @@ def test_another_users_folder_is_refused(tmp_path: Path) -> None:
 # Clients of the owner's
 
 
-def test_a_client_with_a_session_of_its_own_is_answered(cloud: LocalCloud) -> None:
+def test_a_client_with_its_own_session_is_answered(cloud: LocalCloud) -> None:
     answers: list[Any] = [requests.get(f"{cloud.url}/_local/vms", timeout=60) for _ in range(20)]
     port = port_of(cloud)
     answers.append(requests.get(f"http://localhost:{port}/_local/vms", timeout=60))

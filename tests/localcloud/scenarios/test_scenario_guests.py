@@ -219,7 +219,7 @@ def test_a_process_is_killed_and_tools_are_missing(cloud: FullCloud) -> None:
     assert {entry["do"] for entry in play.log()} == {"missing-tools", "driver-fails", "signal"}
 
 
-def test_a_standard_vm_is_told_of_maintenance_and_restarts_as_itself(cloud: FullCloud) -> None:
+def test_a_standard_vm_gets_a_maintenance_notice_and_restarts_as_itself(cloud: FullCloud) -> None:
     text = """
       put boots/$ID-0.json
       echo "event $(metadata 'maintenance-event?wait_for_change=true&last_etag=0')"

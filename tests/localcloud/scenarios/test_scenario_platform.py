@@ -93,7 +93,7 @@ def errors(cloud: LocalCloud, group: str = OURS) -> list[str]:
     return [item["error"]["code"] for item in listed.get("items") or []]
 
 
-def test_a_zone_without_room_lets_nobody_of_the_target_in_for_a_time(cloud: LocalCloud) -> None:
+def test_a_zone_without_room_creates_no_vm_of_the_target_for_a_time(cloud: LocalCloud) -> None:
     window = {"to_sec": LATER_SEC, "vms": 0}
     put(cloud, world={"zones": {ZONE: {"capacity": [window]}}})
     make_group(cloud)

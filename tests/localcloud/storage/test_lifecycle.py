@@ -37,7 +37,7 @@ def test_a_glob_means_names(cloud: LocalCloud, bucket: str, glob: str, found: li
 
 
 @pytest.mark.parametrize("glob", ["[", "[z-a]", "{a", "a\\", "x" * 1025])
-def test_what_is_no_glob_is_refused(cloud: LocalCloud, bucket: str, glob: str) -> None:
+def test_an_invalid_glob_is_refused(cloud: LocalCloud, bucket: str, glob: str) -> None:
     answer = cloud.call("GET", f"/storage/v1/b/{bucket}/o", params={"matchGlob": glob})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith("Invalid matchGlob")

@@ -181,7 +181,7 @@ def send(cloud: LocalCloud, url: str, content_range: str, data: bytes = b"") -> 
     return cloud.http.put(url, data=data, headers={"Content-Range": content_range}, timeout=60)
 
 
-def test_resumable_upload_goes_on_where_it_stopped(cloud: LocalCloud, bucket: str) -> None:
+def test_a_resumable_upload_continues_where_it_stopped(cloud: LocalCloud, bucket: str) -> None:
     data = bytes(range(256)) * 2 * KIB + b"tail"
     url = open_session(cloud, bucket, "big")
     half = 256 * KIB
@@ -414,7 +414,7 @@ def test_forbidden_names(cloud: LocalCloud, bucket: str, name: str) -> None:
     assert cloud.put(bucket, name).status_code == 400
 
 
-def test_half_a_character_is_no_name(cloud: LocalCloud, bucket: str) -> None:
+def test_a_name_with_half_a_character_is_refused(cloud: LocalCloud, bucket: str) -> None:
     request = multipart({"name": "a\ud800"}, b"data")
     assert cloud.call("POST", f"/upload/storage/v1/b/{bucket}/o", **request).status_code == 400
     assert cloud.call("GET", f"/storage/v1/b/{bucket}/o/%FF").status_code == 400
@@ -455,7 +455,7 @@ BAD_REQUESTS: list[tuple[bytes, bytes]] = [
 
 
 @pytest.mark.parametrize("number", range(len(BAD_REQUESTS)))
-def test_what_is_no_request_is_refused(cloud: LocalCloud, bucket: str, number: int) -> None:
+def test_an_invalid_request_is_refused(cloud: LocalCloud, bucket: str, number: int) -> None:
     raw, status = BAD_REQUESTS[number]
     raw = raw.replace(b"PATH", f"/upload/storage/v1/b/{bucket}/o".encode())
     address = ("127.0.0.1", int(cloud.url.rpartition(":")[2]))
@@ -598,7 +598,7 @@ def test_a_torn_last_line_is_a_write_that_was_not(tmp_path: Path) -> None:
         journal.close()
 
 
-def test_the_journal_does_not_grow_for_ever(
+def test_the_journal_does_not_grow_without_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outlast.localcloud.storage.journal.COMPACT_FROM", 50)

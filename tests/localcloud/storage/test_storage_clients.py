@@ -102,7 +102,7 @@ def test_an_absent_object_below_a_condition_is_absent_with_404_and_with_403(
 # google-cloud-storage
 
 
-def test_library_goes_on_with_an_upload_that_was_cut(
+def test_the_library_resumes_an_interrupted_upload(
     client: storage.Client, cloud: LocalCloud, bucket: str
 ) -> None:
     data = noise(3 * MIB)

@@ -357,7 +357,7 @@ def builder_of(said: str) -> str:
     return said.partition("builder bake-")[2].partition(":")[0]
 
 
-def test_a_builder_that_nobody_waits_for_goes_at_its_limit(cloud: LocalCloud, root: Path):
+def test_an_abandoned_builder_is_deleted_at_its_limit(cloud: LocalCloud, root: Path):
     """Done or failed, it is not turned off by itself: a disk of a VM that is off stays."""
     cloud.reset()
     code, said = bake(cloud, root, stop_at="done, stopping")
@@ -383,9 +383,7 @@ def test_a_builder_that_nobody_waits_for_goes_at_its_limit(cloud: LocalCloud, ro
         (": made", "exists already"),
     ],
 )
-def test_a_bake_that_was_killed_is_mended_by_the_next(
-    cloud: LocalCloud, root: Path, stage: str, again: str
-):
+def test_the_next_bake_repairs_a_killed_one(cloud: LocalCloud, root: Path, stage: str, again: str):
     cloud.reset()
     code, said = bake(cloud, root, stop_at=stage)
     assert code == -9, said

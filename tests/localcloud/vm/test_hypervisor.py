@@ -158,7 +158,7 @@ def play(folder: Path, scene: Callable[[Host], Awaitable[None]], grace_sec: floa
     asyncio.run(run())
 
 
-def test_guest_sees_a_machine_of_its_own(tmp_path: Path) -> None:
+def test_a_guest_sees_only_its_own_machine(tmp_path: Path) -> None:
     script = """
       #!/bin/bash
       {
@@ -602,7 +602,7 @@ def test_a_vm_may_lack_tools_and_a_driver(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
-def test_one_preemption_may_have_a_notice_and_a_grace_of_its_own(tmp_path: Path) -> None:
+def test_one_preemption_may_have_its_own_notice_and_grace(tmp_path: Path) -> None:
     async def scene(host: Host) -> None:
         guest = await host.boot(
             "trap 'echo TERM' TERM; touch $TMPDIR/ready; while true; do sleep 600 & wait; done",

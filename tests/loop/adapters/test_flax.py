@@ -64,7 +64,7 @@ def through(folder: Path, mine: Any, theirs: Any, begun: Any) -> None:
     verify.check(theirs, found)
 
 
-def test_modules_optimisers_metrics_and_random_numbers_go_on(tmp_path: Path) -> None:
+def test_modules_optimisers_metrics_and_random_numbers_resume(tmp_path: Path) -> None:
     mine, theirs = start(), start()
     held = {name: theirs["model"].first.kernel for name in ("first", "tied")}
     begun = state.survey(mine)

@@ -83,7 +83,7 @@ def test_a_weak_type_stays_weak_and_a_strong_one_strong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
-def test_random_keys_go_on(tmp_path: Path, impl: str) -> None:
+def test_random_keys_resume(tmp_path: Path, impl: str) -> None:
     key = jax.random.key(7, impl=impl)
     mine = {"box": {"key": key, "many": jax.random.split(key, 3), "raw": jax.random.PRNGKey(5)}}
     for box in ({}, {"key": jax.random.key(0, impl=impl), "raw": jax.random.PRNGKey(0)}):

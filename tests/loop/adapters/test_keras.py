@@ -48,7 +48,7 @@ def train(model: Any, first: int, last: int) -> list[Any]:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "rmsprop", "adamw", "lion", "ftrl"])
 @pytest.mark.parametrize("target_steps", [0, 2])
-def test_training_goes_on_as_if_never_stopped(
+def test_training_resumes_as_if_never_stopped(
     tmp_path: Path, optimizer: str, target_steps: int
 ) -> None:
     mine, theirs = build(optimizer), build(optimizer)

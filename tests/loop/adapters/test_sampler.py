@@ -12,7 +12,7 @@ def take(sampler: BatchSampler, number: int) -> list[list[int]]:
     return [batch for _, batch in zip(range(number), sampler.over(sampler), strict=False)]
 
 
-def test_every_epoch_has_every_row_once_in_an_order_of_its_own() -> None:
+def test_every_epoch_has_every_row_once_in_a_new_order() -> None:
     sampler = BatchSampler(10, 3, seed=1)
     batches = take(sampler, 8)
     assert [len(batch) for batch in batches] == [3, 3, 3, 1] * 2
@@ -22,7 +22,7 @@ def test_every_epoch_has_every_row_once_in_an_order_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("at", range(9))
-def test_it_goes_on_where_it_was(at: int) -> None:
+def test_it_resumes_where_it_was(at: int) -> None:
     baseline = take(BatchSampler(10, 3, seed=4), 9)
     first, second = BatchSampler(10, 3, seed=4), BatchSampler(10, 3, seed=4)
     assert take(first, at) == baseline[:at]

@@ -57,7 +57,7 @@ def feed(name: str, model: Any, first: int, last: int) -> Any:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("target_steps", [0, 1])
 @pytest.mark.parametrize("name", NAMES)
-def test_partial_fit_goes_on_or_is_refused(tmp_path: Path, name: str, target_steps: int) -> None:
+def test_partial_fit_resumes_or_is_refused(tmp_path: Path, name: str, target_steps: int) -> None:
     mine = feed(name, make(name), 0, 3)
     if name in REFUSED:
         with pytest.raises(StateError, match=REFUSED[name]):

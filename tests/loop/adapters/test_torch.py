@@ -164,7 +164,7 @@ def step(model: Any, optimizer: Any, scheduler: Any = None) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("target_steps", [0, 1])
-def test_training_goes_on_as_if_never_stopped(tmp_path: Path, name: str, target_steps: int) -> None:
+def test_training_resumes_as_if_never_stopped(tmp_path: Path, name: str, target_steps: int) -> None:
     def build(seed: int) -> dict[str, Any]:
         model = Net(seed)
         optimizer = OPTIMIZERS[name](model.parameters())
@@ -218,7 +218,7 @@ SCHEDULERS = {
 
 @pytest.mark.filterwarnings("ignore:The epoch parameter")
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedulers_go_on(tmp_path: Path, name: str) -> None:
+def test_schedulers_resume(tmp_path: Path, name: str) -> None:
     def build() -> dict[str, Any]:
         model = Net(1)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -357,14 +357,14 @@ def test_one_tensor_under_two_names_comes_back_as_one(tmp_path: Path) -> None:
         load(tmp_path / "s", apart)
 
 
-def test_generators_go_on(tmp_path: Path) -> None:
+def test_generators_resume(tmp_path: Path) -> None:
     mine, theirs = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
     torch.rand(3, generator=mine)
     load(save(tmp_path / "s", {"g": mine}), {"g": theirs})
     assert torch.equal(torch.rand(5, generator=mine), torch.rand(5, generator=theirs))
 
 
-def test_a_machine_with_fewer_gpus_is_told(
+def test_a_machine_with_fewer_gpus_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as gpus:
@@ -388,7 +388,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_goes_on_where_training_was(tmp_path: Path, workers: int) -> None:
+def test_a_loader_resumes_where_training_was(tmp_path: Path, workers: int) -> None:
     def build() -> tuple[BatchSampler, Any]:
         sampler = BatchSampler(10, 3, seed=4)
         loader = torch.utils.data.DataLoader(

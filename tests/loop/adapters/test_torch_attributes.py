@@ -266,7 +266,7 @@ with outlast.train({"net": net, "optimizer": optimizer}, 12, run_dir=sys.argv[1]
 
 
 @pytest.mark.timeout(300)
-def test_a_killed_training_whose_module_has_a_state_of_its_own(tmp_path: Path) -> None:
+def test_a_killed_training_restores_its_modules_extra_state(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(PROGRAM)
     baseline, killed = tmp_path / "baseline", tmp_path / "killed"
     command = [sys.executable, "p.py", str(killed)]

@@ -38,7 +38,7 @@ def boosted(booster: Any, first: int, last: int) -> Any:
 
 @pytest.mark.parametrize("more", [{}, {"tree_method": "approx"}, {"booster": "dart"}])
 @pytest.mark.parametrize("target_rounds", [0, 2])
-def test_boosting_goes_on_to_the_same_bytes(
+def test_boosting_resumes_to_the_same_bytes(
     tmp_path: Path, more: dict[str, Any], target_rounds: int
 ) -> None:
     mine, theirs = new(**more), new(**more)
@@ -61,7 +61,7 @@ def test_boosting_goes_on_to_the_same_bytes(
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_booster_that_would_not_go_on_is_refused(
+def test_a_booster_that_cannot_resume_is_refused(
     tmp_path: Path, more: dict[str, Any], says: str
 ) -> None:
     booster = boosted(new(**more), 0, 2)
@@ -76,7 +76,7 @@ def test_a_booster_without_data_is_refused_with_the_remedy(tmp_path: Path) -> No
     load(save(tmp_path / "s", {"b": new()}), {"b": new()})
 
 
-def test_segments_of_a_booster_that_samples_go_on(tmp_path: Path) -> None:
+def test_segments_of_a_booster_that_samples_resume(tmp_path: Path) -> None:
     """The remedy that the refusal names."""
 
     def segment(box: dict[str, bytes], number: int) -> None:
@@ -98,7 +98,7 @@ def test_segments_of_a_booster_that_samples_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["XGBClassifier", "XGBRegressor", "XGBRanker"])
-def test_wrappers_go_on_to_the_same_bytes(tmp_path: Path, name: str) -> None:
+def test_wrappers_resume_to_the_same_bytes(tmp_path: Path, name: str) -> None:
     x, y = rows()
 
     def build() -> Any:

@@ -39,7 +39,7 @@ def world() -> World:
     return world
 
 
-def test_group_creates_its_vms_with_attributes_of_its_own(world: World) -> None:
+def test_group_creates_vms_with_separate_attributes(world: World) -> None:
     group = world.group(size=2)
     assert world.fleet.is_stable(group)
     assert len(world.machines.live) == 2
@@ -240,7 +240,7 @@ def test_template_in_use_cannot_be_deleted(world: World) -> None:
         world.fleet.blueprints.template("t1")
 
 
-def test_repair_from_a_template_that_is_gone_says_so_and_goes_on_trying(world: World) -> None:
+def test_repair_from_a_deleted_template_reports_it_and_keeps_trying(world: World) -> None:
     group = world.group(instanceLifecyclePolicy={"forceUpdateOnRepair": "NO"})
     world.template("t2")
     world.update(group, "t2")
@@ -253,7 +253,7 @@ def test_repair_from_a_template_that_is_gone_says_so_and_goes_on_trying(world: W
     assert not world.machines.live
 
 
-def test_no_capacity_is_told_and_tried_again(world: World) -> None:
+def test_missing_capacity_is_reported_and_tried_again(world: World) -> None:
     world.fleet.switches.no_capacity = True
     group = world.group()
     (member,) = group.members.values()
@@ -708,7 +708,7 @@ def test_limit_can_be_for_some_vms_only(world: World) -> None:
         ({"machineType": "g2-standard-24"}, "PREEMPTIBLE_NVIDIA_L4_GPUS", 2, None),
     ],
 )
-def test_quota_is_told_as_the_platform_does(
+def test_a_quota_error_is_reported_as_the_platform_does(
     world: World, properties: dict[str, Any], metric: str, limit: int, said: str | None
 ) -> None:
     spot = world.fleet.blueprints.template("t1").properties
@@ -787,7 +787,7 @@ def test_vm_whose_end_is_seen_late_stays_stopping_and_has_no_successor(world: Wo
     assert world.only().id != old.id
 
 
-def test_late_create_is_no_member_and_stays_until_it_is_deleted(world: World) -> None:
+def test_a_late_create_does_not_join_and_stays_until_it_is_deleted(world: World) -> None:
     group = world.group(size=1)
     world.fleet.resize(group, 0)
     world.machines.settle()
