@@ -218,7 +218,7 @@ def test_a_port_in_use_is_one_sentence(shell: Shell):
     assert clouds.find(shell.state) is None
 
 
-def test_a_folder_of_somebodys_files_is_refused_and_left_as_it_was(shell: Shell):
+def test_a_folder_with_a_users_files_is_refused_and_left_as_it_was(shell: Shell):
     kept = shell.state / "vms" / "web" / "a.txt"
     kept.parent.mkdir(parents=True)
     kept.write_text("x")
