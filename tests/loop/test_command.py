@@ -127,7 +127,7 @@ def test_folders_variables_and_fields(place: Place) -> None:
     assert not (source / "writable").exists()
 
 
-def test_data_that_is_not_there_is_refused_before_the_command_starts(place: Place) -> None:
+def test_missing_data_is_refused_before_the_command_starts(place: Place) -> None:
     code, out, err = place.shell("echo began; cat {data}")
     assert (code, out) == (64, "")
     assert err.splitlines()[-1].startswith("outlast: command {data}: the run has no data")
@@ -135,14 +135,14 @@ def test_data_that_is_not_there_is_refused_before_the_command_starts(place: Plac
 
 
 @pytest.mark.parametrize("name", ["trian.py", "./gone"])
-def test_a_program_that_is_missing_is_a_sentence_and_64(place: Place, name: str) -> None:
+def test_a_missing_program_gives_one_sentence_and_exit_code_64(place: Place, name: str) -> None:
     code, _, err = place.run("--", name)
     assert code == 64
     assert f"command '{name}': no such program on the PATH or in " in err
     assert "Traceback" not in err
 
 
-def test_a_programs_folder_comes_before_the_path(place: Place) -> None:
+def test_a_programs_folder_precedes_the_path(place: Place) -> None:
     programs_dir = place.folder / "venv" / "bin"
     programs_dir.mkdir(parents=True)
     (programs_dir / "python").write_text("#!/bin/sh\necho the user\\'s own, in $VIRTUAL_ENV\n")
@@ -155,7 +155,7 @@ def test_a_programs_folder_comes_before_the_path(place: Place) -> None:
 # -- Snapshots
 
 
-def test_what_held_still_is_taken_and_put_back(place: Place) -> None:
+def test_files_that_stay_unchanged_are_saved_and_restored(place: Place) -> None:
     line = "[ -e $CHECKPOINT_DIR/a ] && { cat $CHECKPOINT_DIR/a | tee $RESULT_DIR/a; exit; }"
     line += "; echo one > $CHECKPOINT_DIR/a; echo half > $CHECKPOINT_DIR/b.tmp; sleep 60"
     with place.running("--shell", "--", line) as process:
@@ -197,7 +197,7 @@ def test_a_mark_returns_when_the_copy_is_made(place: Place) -> None:
     assert place.saved() == {"a": "3\n"}
 
 
-def test_a_mark_of_one_folder_takes_that_alone(place: Place) -> None:
+def test_a_mark_of_one_folder_saves_only_that_folder(place: Place) -> None:
     line = "cd $CHECKPOINT_DIR; mkdir step-1 step-2; echo 1 > step-1/a; echo 2 > step-2/a"
     code, _, err = place.shell(f"{line}; outlast mark step-2; rm -r step-1 step-2")
     assert code == 0, err
@@ -213,14 +213,14 @@ def test_a_mark_of_one_folder_takes_that_alone(place: Place) -> None:
         ("outlast mark a b", 64, "usage: outlast mark [DIR]"),
     ],
 )
-def test_a_mark_that_means_nothing_is_said(
+def test_a_mark_without_effect_is_reported(
     place: Place, mark: str, code: int, sentence: str
 ) -> None:
     found, _, err = place.shell(mark)
     assert (found, sentence in err) == (code, True), err
 
 
-def test_other_words_of_the_name_are_left_to_the_installed_command(place: Place) -> None:
+def test_other_subcommands_reach_the_installed_command(place: Place) -> None:
     other = place.folder / "bin"
     other.mkdir()
     (other / "outlast").write_text("#!/bin/sh\necho the other, $1\n")
@@ -230,7 +230,7 @@ def test_other_words_of_the_name_are_left_to_the_installed_command(place: Place)
     assert (code, out) == (0, "the other, status\n"), err
 
 
-def test_of_too_many_marks_the_newest_wins_and_one_is_in_flight(place: Place) -> None:
+def test_the_newest_mark_wins_while_one_copy_is_in_flight(place: Place) -> None:
     """The supervisor takes its time with the first; what comes meanwhile replaces itself."""
     supervisor = place.supervisor
     held: list[Snapshot] = []
@@ -256,7 +256,7 @@ def test_of_too_many_marks_the_newest_wins_and_one_is_in_flight(place: Place) ->
     assert (held[1].step, place.saved()) == (5, {"a": "5\n"})
 
 
-def test_files_newer_than_their_complete_file_wait_for_the_next(place: Place) -> None:
+def test_files_newer_than_their_complete_file_wait_for_the_next_save(place: Place) -> None:
     line = "cd $CHECKPOINT_DIR; echo 1 > a; touch COMPLETE; while [ ! -e ../go ]; do sleep 0.02; "
     line += "done; echo half > a; sleep 1; echo 2 > a; touch COMPLETE; sleep 60"
     with place.running("--shell", "--", line):
@@ -267,7 +267,7 @@ def test_files_newer_than_their_complete_file_wait_for_the_next(place: Place) ->
     assert place.saved(1) == {"COMPLETE": "", "a": "2\n"}
 
 
-def test_once_a_command_marks_quiet_files_mean_nothing(place: Place) -> None:
+def test_quiet_files_do_not_count_once_a_command_marks(place: Place) -> None:
     line = "cd $CHECKPOINT_DIR; echo 1 > a; outlast mark; echo half > a; touch ../half; sleep 60"
     with place.running("--shell", "--", line) as process:
         wait_until((place.home / "half").exists, "the command waits")
@@ -341,7 +341,7 @@ TRAPS = (
 )
 
 
-def test_a_script_that_saves_on_sigterm_gets_the_chance(place: Place) -> None:
+def test_a_script_may_save_on_sigterm(place: Place) -> None:
     """And its exit 0 is not a completion."""
     with place.running("--shell", "--", TRAPS) as process:
         wait_until((place.home / "ready").exists, "the command did not begin")
@@ -401,13 +401,13 @@ DAEMON = "env -i /bin/sh -c 'setsid sleep 600 & echo $! > daemon.tmp'; mv daemon
     ["setsid sleep 600 & echo $! > $RESULT_DIR/pid", f"{DAEMON}; cp daemon $RESULT_DIR/pid"],
     ids=["session", "daemon"],
 )
-def test_background_processes_do_not_outlive_the_true_end(place: Place, line: str) -> None:
+def test_background_processes_end_with_the_command(place: Place, line: str) -> None:
     code, _, err = place.shell(line)
     assert code == 0, err
     assert not lives(int(place.result()["pid"]))
 
 
-def test_daemons_are_stopped_and_those_that_ended_are_reaped(place: Place) -> None:
+def test_daemons_are_stopped_and_ended_processes_are_reaped(place: Place) -> None:
     many = "for i in 1 2 3 4 5 6 7 8; do (setsid true &); done; sleep 0.2"
     with place.running("--shell", "--", f"{many}; {DAEMON}; sleep 600") as process:
         found = place.home / "source" / "daemon"
@@ -425,7 +425,7 @@ def test_daemons_are_stopped_and_those_that_ended_are_reaped(place: Place) -> No
     assert not lives(daemon)
 
 
-def test_a_killed_runner_takes_the_command_along(place: Place) -> None:
+def test_a_killed_runner_ends_its_command(place: Place) -> None:
     line = "setsid sleep 600 & echo $! $$ > pids.tmp; mv pids.tmp pids; wait"
     with place.running("--shell", "--", line) as process:
         pids = place.home / "source" / "pids"
@@ -436,7 +436,7 @@ def test_a_killed_runner_takes_the_command_along(place: Place) -> None:
         wait_until(lambda: not any(lives(pid) for pid in found), "it lives on")
 
 
-def test_a_stop_that_wants_no_snapshot_gets_none(place: Place) -> None:
+def test_a_stop_without_time_saves_no_snapshot(place: Place) -> None:
     """Whatever the script saves: it could not be committed any more."""
     with place.running("--shell", "--", TRAPS) as process:
         wait_until((place.home / "ready").exists, "the command did not begin")
@@ -484,7 +484,7 @@ def test_an_empty_result_folder_gives_the_last_checkpoint(place: Place) -> None:
     assert place.result() == {"checkpoint/a": "1\n"}
 
 
-def test_a_script_that_writes_nothing_is_done_only_where_that_is_allowed(place: Place) -> None:
+def test_a_script_without_output_is_done_only_if_allowed(place: Place) -> None:
     code, _, err = place.run("--", "true")
     assert code == 1 and not place.supervisor.of(Complete)
     (error,) = place.supervisor.of(Error)
@@ -509,7 +509,7 @@ def test_the_commands_own_exit_code_counts(place: Place, end: str, code: int) ->
     assert not place.supervisor.of(Complete)
 
 
-def test_a_checkpoint_that_waited_is_handed_over_after_a_failure(place: Place) -> None:
+def test_a_waiting_checkpoint_is_handed_over_after_a_failure(place: Place) -> None:
     held: list[Snapshot] = []
 
     def slow(fake: FakeSupervisor, snapshot: Snapshot) -> None:
@@ -527,7 +527,7 @@ def test_a_checkpoint_that_waited_is_handed_over_after_a_failure(place: Place) -
     assert place.saved() == {"a": "2\n"}
 
 
-def test_signs_of_life_are_output_and_files_and_silence_is_silence(place: Place) -> None:
+def test_output_and_files_are_signs_of_progress(place: Place) -> None:
     """Which the supervisor's limit on stalls is about."""
     with place.running("--shell", "--", "while :; do echo .; sleep 0.2; done"):
         wait_until(lambda: len(place.supervisor.of(Tick)) >= 4, "no sign of life")
@@ -546,7 +546,7 @@ def test_a_stuck_command_shows_its_stacks(place: Place) -> None:
     assert process.returncode != 0
 
 
-def test_a_supervisor_that_has_gone_ends_the_command(place: Place) -> None:
+def test_a_lost_supervisor_ends_the_command(place: Place) -> None:
     line = "echo $$ > pid.tmp; mv pid.tmp pid; sleep 600"
     with place.running("--shell", "--", line) as process:
         pid = place.home / "source" / "pid"
@@ -668,7 +668,7 @@ def test_another_command_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_mistyped_leaves_the_folder_to_the_right_command(
+def test_a_mistyped_command_leaves_the_folder_free_for_the_right_one(
     tmp_path: Path, words: list[str], says: str
 ) -> None:
     """Which another command would have made its own."""
@@ -689,7 +689,7 @@ def test_what_is_mistyped_leaves_the_folder_to_the_right_command(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_try_that_never_came_to_a_checkpoint_makes_way(tmp_path: Path) -> None:
+def test_a_try_without_a_checkpoint_is_replaced(tmp_path: Path) -> None:
     """Its arguments had a slip in them; one that has a checkpoint stays, whatever it is called."""
     argv = [*RUNNER, "--run-dir", "run", "--shell", "--"]
     failed = programs.run(tmp_path, [*argv, "echo {resutl} > {resutl}; exit 2"])
@@ -718,7 +718,7 @@ def test_a_try_that_still_runs_is_not_replaced(tmp_path: Path) -> None:
     programs.wait_until_alone(tmp_path)
 
 
-def test_a_folder_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+def test_an_invalid_folder_gives_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "afile").write_text("here first")
     for folder, says in (
         ("afile", f"run folder {tmp_path / 'afile'}: is a file; give a folder"),
@@ -728,7 +728,7 @@ def test_a_folder_that_is_none_is_one_sentence(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (64, f"outlast: {says}\n")
 
 
-def test_the_end_says_where_the_result_is(tmp_path: Path) -> None:
+def test_the_last_line_says_where_the_result_is(tmp_path: Path) -> None:
     argv = [*RUNNER, "--run-dir", "run", "--", "sh", "-c", "echo 1 > {result}/a"]
     done = programs.run(tmp_path, argv)
     assert done.returncode == 0
@@ -761,7 +761,7 @@ SCRATCH = "so the same command starts from scratch"
         ("echo 1 > $CHECKPOINT_DIR/a; outlast mark", "the same command resumes from its last"),
     ],
 )
-def test_a_failure_says_what_the_next_attempt_begins_with(
+def test_a_failure_names_the_checkpoint_of_the_next_attempt(
     tmp_path: Path, save: str, says: str
 ) -> None:
     argv = [
@@ -781,7 +781,7 @@ def test_a_failure_says_what_the_next_attempt_begins_with(
     assert bool(programs.head(tmp_path / "run")["chain"]) == ("mark" in save)
 
 
-def test_ctrl_c_before_a_checkpoint_was_complete_says_so(tmp_path: Path) -> None:
+def test_ctrl_c_before_a_complete_checkpoint_is_reported(tmp_path: Path) -> None:
     line = "echo 1 > $CHECKPOINT_DIR/a; touch began; sleep 600"
     argv = [*RUNNER, "--run-dir", "run", "--shell", "--", line]
     with programs.started(tmp_path, argv) as process:
@@ -793,7 +793,7 @@ def test_ctrl_c_before_a_checkpoint_was_complete_says_so(tmp_path: Path) -> None
     assert "resumes" not in err
 
 
-def test_a_second_save_before_the_first_held_still_is_said_at_once(place: Place) -> None:
+def test_a_second_save_before_the_first_settled_is_reported_at_once(place: Place) -> None:
     place.options[-1] = "30"
     line = "echo 1 > $CHECKPOINT_DIR/a; sleep 2; echo 2 > $CHECKPOINT_DIR/b; sleep 60"
     with place.running("--shell", "--", line) as process:

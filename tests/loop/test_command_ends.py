@@ -50,7 +50,7 @@ def test_a_save_in_the_background_ends_with_the_command(place: Place) -> None:
     assert place.result() == {"checkpoint/model": "whole\n"}
 
 
-def test_what_writes_on_beside_a_result_that_was_there_is_ended(place: Place) -> None:
+def test_a_process_that_keeps_writing_beside_an_old_result_is_ended(place: Place) -> None:
     """A monitor of the machine; RESULT_DIR says that the command has come to its end."""
     monitor = COUNT.format(file="$CHECKPOINT_DIR/heartbeat")
     line = f"(echo $BASHPID > pid; {monitor}) & sleep 1; echo r > $RESULT_DIR/r; cp pid $RESULT_DIR"
@@ -60,7 +60,7 @@ def test_what_writes_on_beside_a_result_that_was_there_is_ended(place: Place) ->
     assert result["r"] == "r\n" and not lives(int(result["pid"]))
 
 
-def test_a_model_beside_the_script_is_the_result_whatever_computes_on(place: Place) -> None:
+def test_a_model_beside_the_script_is_the_result_even_while_processes_run(place: Place) -> None:
     code, _, err = place.shell(f"echo m > model.pt; {SPIN[0]} -c 'while True: pass' & sleep 1")
     assert code == 0, err
     assert place.result() == {"model.pt": "m\n"}
@@ -70,7 +70,7 @@ def _words(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
-def test_a_process_that_waits_is_idle_and_one_that_computes_is_at_work() -> None:
+def test_a_waiting_process_is_idle_and_a_computing_one_is_busy() -> None:
     with subprocess.Popen(["sleep", "600"]) as idle, subprocess.Popen(SPIN) as busy:
         left = Left()
         try:
@@ -91,7 +91,7 @@ def test_a_process_that_waits_is_idle_and_one_that_computes_is_at_work() -> None
 
 
 @pytest.mark.parametrize("crash", ["true", "echo Traceback >> $CHECKPOINT_DIR/train.log"])
-def test_a_crash_that_is_hidden_after_a_resume_is_not_done(place: Place, crash: str) -> None:
+def test_a_hidden_crash_after_a_resume_does_not_complete_the_run(place: Place, crash: str) -> None:
     line = f"[ -e $CHECKPOINT_DIR/m ] && {{ {crash}; exit 0; }}; echo m > $CHECKPOINT_DIR/m; "
     line += "sleep 600"
     with place.running("--shell", "--", line) as process:
@@ -121,7 +121,7 @@ def test_an_unchanged_checkpoint_folder_does_not_count_as_output(tmp_path: Path)
 
 
 @pytest.mark.parametrize("target", ["$CHECKPOINT_DIR/step-9", "../elsewhere"])
-def test_a_link_to_a_folder_in_the_result_is_its_files(place: Place, target: str) -> None:
+def test_a_linked_folder_in_the_result_is_saved_as_files(place: Place, target: str) -> None:
     line = "mkdir -p $CHECKPOINT_DIR/step-9/deep ../elsewhere/deep; "
     line += "cd $RESULT_DIR/; for top in $CHECKPOINT_DIR/step-9 ../elsewhere; do "
     line += "mkdir -p $top/deep; echo m > $top/deep/model.pt; ln -sf deep/model.pt $top/best.pt; "
@@ -143,7 +143,7 @@ def test_a_link_to_the_data_is_left_out_of_the_result(tmp_path: Path) -> None:
     assert {*programs.result_of(tmp_path / "run")} == {"m", "RESULT.json"}
 
 
-def test_a_script_with_line_ends_of_windows_is_named_before_the_run_begins(tmp_path: Path) -> None:
+def test_a_script_with_windows_line_ends_is_named_before_the_run_begins(tmp_path: Path) -> None:
     (tmp_path / "train.sh").write_bytes(b"#!/bin/sh\r\necho hi\r\n")
     (tmp_path / "train.sh").chmod(0o755)
     done = programs.run(tmp_path, [*RUNNER, "--run-dir", "run", "--", "./train.sh"])
@@ -154,7 +154,7 @@ def test_a_script_with_line_ends_of_windows_is_named_before_the_run_begins(tmp_p
 # -- Folders that the command or the user has made links or mounts of
 
 
-def test_a_checkpoint_folder_that_became_a_link_is_one_again(tmp_path: Path) -> None:
+def test_a_checkpoint_folder_that_became_a_link_is_a_link_again(tmp_path: Path) -> None:
     """As a script does that moves it to a larger disk."""
     (tmp_path / "disk").mkdir()
     line = f"ls $CHECKPOINT_DIR; rmdir $CHECKPOINT_DIR && ln -s {tmp_path}/disk $CHECKPOINT_DIR; "
@@ -191,7 +191,7 @@ def test_a_checkpoint_folder_that_is_a_mount_is_emptied_in_place(tmp_path: Path)
         subprocess.run(["umount", mount], check=True)
 
 
-def test_what_cannot_be_moved_away_is_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_moved_gives_one_sentence(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "half").write_text("half of a save")

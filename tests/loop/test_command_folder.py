@@ -43,7 +43,7 @@ def age(path: Path, seconds: float = 100.0) -> None:
         *("ckpt-1_temp/part-0", "ckpt.tempstate99", "step_5.orbax-checkpoint-tmp-17/d"),
     ],
 )
-def test_names_of_what_is_being_written_are_no_checkpoint(name: str) -> None:
+def test_names_of_unfinished_files_do_not_count_as_checkpoints(name: str) -> None:
     assert DEFAULT.of(name) is Kind.TEMPORARY
 
 
@@ -54,11 +54,11 @@ def test_names_of_what_is_being_written_are_no_checkpoint(name: str) -> None:
         *("training_metadata.json", "template.json", "temp.npy", "checkpoint", "state.db"),
     ],
 )
-def test_other_names_are(name: str) -> None:
+def test_other_names_count_as_checkpoints(name: str) -> None:
     assert DEFAULT.of(name) is Kind.CHECKPOINT
 
 
-def test_all_is_put_back_as_it_was(root: Path, copier: Copier, tmp_path: Path) -> None:
+def test_all_files_are_restored_as_they_were(root: Path, copier: Copier, tmp_path: Path) -> None:
     (root / "sub/empty").mkdir(parents=True)
     (root / "sub/weights.bin").write_bytes(b"w" * 1000)
     (root / "run.sh").write_text("#!/bin/sh\n")
@@ -82,7 +82,7 @@ def test_all_is_put_back_as_it_was(root: Path, copier: Copier, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("by_file", [False, True])
-def test_the_oldest_folder_by_time_is_the_oldest_again(
+def test_the_oldest_folder_by_time_stays_the_oldest(
     root: Path, copier: Copier, tmp_path: Path, by_file: bool
 ) -> None:
     """transformers.Trainer deletes the oldest of its checkpoints by the time of their folders."""
@@ -105,7 +105,7 @@ def test_the_oldest_folder_by_time_is_the_oldest_again(
     assert (again / "checkpoint-4").stat().st_mode & 0o777 == 0o700
 
 
-def test_the_newest_by_change_time_is_the_newest_again(
+def test_the_newest_file_by_change_time_stays_the_newest(
     root: Path, copier: Copier, tmp_path: Path
 ) -> None:
     """``max(paths, key=os.path.getctime)``: no program can set that time, so the order is kept."""
@@ -126,7 +126,7 @@ def test_the_newest_by_change_time_is_the_newest_again(
 
 
 @pytest.mark.parametrize("times", [1, 1000])
-def test_a_log_that_is_written_from_its_beginning_meanwhile_is_whole_or_left_out(
+def test_a_log_rewritten_during_the_copy_is_whole_or_left_out(
     root: Path, copier: Copier, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """Such as a CSV that pandas writes again after each epoch."""
@@ -148,7 +148,7 @@ def test_a_log_that_is_written_from_its_beginning_meanwhile_is_whole_or_left_out
     assert found == {"model": "m", **log}
 
 
-def test_a_snapshot_of_a_trainer_is_none_of_a_command(copier: Copier, tmp_path: Path) -> None:
+def test_a_trainers_snapshot_does_not_fit_a_command(copier: Copier, tmp_path: Path) -> None:
     (tmp_path / "snap").mkdir()
     (tmp_path / "snap/state.json").write_text("{}")
     with pytest.raises(DoesNotFit, match="not a command's"):
@@ -269,7 +269,7 @@ def test_a_file_written_over_with_its_old_time_is_a_change(root: Path) -> None:
         ([b"abcdef"], 8.0, False),
     ],
 )
-def test_text_that_is_appended_flows(
+def test_growing_text_is_recognised(
     root: Path, pieces: list[bytes], seconds: float, flows: bool
 ) -> None:
     watch = FlowWatch(root, 1.0)
@@ -281,7 +281,7 @@ def test_text_that_is_appended_flows(
     assert flow.holds("file") is flows
 
 
-def test_a_rotation_that_races_the_copy_gives_never_a_mix(root: Path, copier: Copier) -> None:
+def test_a_log_rotation_during_the_copy_never_mixes_files(root: Path, copier: Copier) -> None:
     """Pairs of files, each of one save, written and rotated as fast as can be."""
     ended = threading.Event()
 
@@ -316,7 +316,7 @@ def test_a_rotation_that_races_the_copy_gives_never_a_mix(root: Path, copier: Co
         writer.join()
 
 
-def test_a_log_that_grows_holds_nothing_up_and_is_taken_as_far_as_it_goes(
+def test_a_growing_log_delays_no_save_and_is_copied_up_to_its_end(
     root: Path, copier: Copier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "model").write_text("m")
@@ -337,7 +337,7 @@ def test_a_log_that_grows_holds_nothing_up_and_is_taken_as_far_as_it_goes(
     assert still.still_sec(6.0, look(root)) == 0.0
 
 
-def test_a_temporary_file_that_grows_is_a_save_that_is_not_over(root: Path) -> None:
+def test_a_growing_temporary_file_means_an_unfinished_save(root: Path) -> None:
     (root / "a").write_text("a")
     still = Stillness(0.0, look(root))
     (root / "b.tmp").write_text("b")
@@ -362,7 +362,7 @@ def test_complete_is_the_last_file_of_its_folder(root: Path, copier: Copier) -> 
     assert set(look(root).complete_folders()) == {"save-1"}
 
 
-def test_no_room_is_said_with_both_numbers(
+def test_a_lack_of_room_is_reported_with_both_sizes(
     root: Path, copier: Copier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "a").write_bytes(b"a" * 4096)
@@ -372,7 +372,7 @@ def test_no_room_is_said_with_both_numbers(
         copier.take("snap-1")
 
 
-def test_what_does_not_fit_into_the_first_place_goes_to_the_next(
+def test_a_snapshot_too_large_for_the_first_folder_goes_to_the_next(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = [tmp_path / "memory", tmp_path / "disk"]
@@ -397,7 +397,7 @@ def test_what_does_not_fit_into_the_first_place_goes_to_the_next(
         copier.take("snap-4")
 
 
-def test_bytes_are_copied_where_the_kernel_will_not(
+def test_bytes_are_copied_if_the_kernel_refuses_to_copy(
     root: Path, copier: Copier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
@@ -409,7 +409,7 @@ def test_bytes_are_copied_where_the_kernel_will_not(
     assert (taken.folder / "files/a").read_bytes() == (root / "a").read_bytes()
 
 
-def test_a_result_is_made_plain(tmp_path: Path) -> None:
+def test_a_result_holds_only_plain_files(tmp_path: Path) -> None:
     result = tmp_path / "result"
     result.mkdir()
     (result / "model").write_text("m")

@@ -37,7 +37,7 @@ IGNORED = {
 
 
 @pytest.mark.parametrize("name", IGNORED)
-def test_a_training_that_fails_unnoticed_is_a_failure(place: Place, name: str) -> None:
+def test_an_unnoticed_failure_counts_as_a_failure(place: Place, name: str) -> None:
     source = place.folder / "source"
     source.mkdir()
     (source / "inner.sh").write_text(f"{CRASH}\necho trained\n")
@@ -71,7 +71,7 @@ ASKED_FOR = {
 
 
 @pytest.mark.parametrize("name", ASKED_FOR)
-def test_a_failure_that_the_script_deals_with_is_its_own_business(place: Place, name: str) -> None:
+def test_a_failure_that_the_script_handles_does_not_count(place: Place, name: str) -> None:
     source, programs = place.folder / "source", place.folder / "bin"
     source.mkdir()
     programs.mkdir()

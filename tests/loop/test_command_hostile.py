@@ -106,7 +106,7 @@ def test_a_planted_checkpoint_changes_nothing_outside_its_folder(victim: Victim,
 
 
 @pytest.mark.parametrize("life", [1, 2])
-def test_a_place_of_work_that_is_a_link_is_neither_emptied_nor_removed(
+def test_a_working_folder_that_is_a_link_is_neither_emptied_nor_removed(
     victim: Victim, life: int
 ) -> None:
     if life == 2:

@@ -62,7 +62,7 @@ with open(os.path.join(os.environ["RESULT_DIR"], "after.json"), "w") as file:
 
 
 @pytest.mark.parametrize("kind", ["newline", "long", "signs", "ours", "fifo", "links", "path"])
-def test_odd_names_and_paths_are_there_after_a_resume(tmp_path: Path, kind: str) -> None:
+def test_odd_names_and_paths_survive_a_resume(tmp_path: Path, kind: str) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     argv = [sys.executable, "-m", "outlast.loop.command", "--run-dir", "run", "--"]
     argv += [sys.executable, "program.py", kind]

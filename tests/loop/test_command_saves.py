@@ -44,7 +44,7 @@ def test_two_globs_overlap_where_one_name_matches_both(
         assert matches(name, [one]) and matches(name, [other])
 
 
-def test_a_users_globs_go_before_those_that_are_known() -> None:
+def test_a_users_globs_precede_the_known_ones() -> None:
     assert DEFAULT.of("runs/events.out.tfevents.1") is Kind.LOG
     assert Kinds(checkpoint=("*.log",)).of("a.log") is Kind.CHECKPOINT
     assert Kinds(checkpoint=("*.pt",)).of("a.bin") is Kind.BY_PRODUCT
@@ -78,7 +78,7 @@ def test_the_help_lists_every_option_and_every_glob_that_is_known(
     assert {"--checkpoint", "--log", "--by-product", "--allow-no-output", "--rerun"} <= set(words)
 
 
-def test_logs_alone_are_no_checkpoint(place: Place) -> None:
+def test_logs_alone_do_not_make_a_checkpoint(place: Place) -> None:
     """The next life of a script that refuses a folder with anything in it finds an empty one."""
     line = "mkdir $CHECKPOINT_DIR/runs; echo x > $CHECKPOINT_DIR/runs/events.out.tfevents.1; "
     line += "echo a: 1 > $CHECKPOINT_DIR/args.yaml; sleep 60"
@@ -90,7 +90,7 @@ def test_logs_alone_are_no_checkpoint(place: Place) -> None:
     assert not place.supervisor.of(Snapshot)
 
 
-def test_globs_that_match_nothing_are_said(place: Place) -> None:
+def test_globs_without_a_match_are_reported(place: Place) -> None:
     place.options += ["--checkpoint", "*.pth", "--log", "*.txt"]
     with place.running("--shell", "--", "echo 1 > $CHECKPOINT_DIR/model.pt; sleep 60") as process:
         assert process.stderr is not None
@@ -102,7 +102,7 @@ def test_globs_that_match_nothing_are_said(place: Place) -> None:
     assert code == 0 and "glob '*.txt' (log): matched no file" in err
 
 
-def test_names_that_no_object_can_have_are_saved_and_put_back(place: Place) -> None:
+def test_names_that_no_object_can_have_are_saved_and_restored(place: Place) -> None:
     """Bytes that are no UTF-8 and a backslash; in the result, too."""
     odd = "$(printf 'caf\\351.txt') 'a\\b.bin'"
     line = f"cd $CHECKPOINT_DIR; [ -e model ] && {{ ls -b; cp {odd} $RESULT_DIR; exit; }}; "
@@ -117,7 +117,7 @@ def test_names_that_no_object_can_have_are_saved_and_put_back(place: Place) -> N
     assert "no object can have this name, kept as caf%E9.txt" in err
 
 
-def test_a_copy_goes_where_the_machine_has_the_memory(
+def test_a_copy_goes_to_memory_if_the_machine_has_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file system in memory may promise more than the machine has."""
@@ -145,7 +145,7 @@ def test_the_first_save_waits_for_files_that_arrive_late(place: Place) -> None:
 
 
 @pytest.mark.parametrize("numbered", [True, False])
-def test_a_save_that_lacks_a_file_of_the_ones_before_is_none(place: Place, numbered: bool) -> None:
+def test_a_save_that_lacks_a_usual_file_is_not_taken(place: Place, numbered: bool) -> None:
     """Killed in between, the next attempt begins with the save before."""
     folder = "checkpoint-$i" if numbered else "last"
     line = "cd $CHECKPOINT_DIR; for i in 1 2; do "
@@ -175,7 +175,7 @@ def test_a_save_that_lacks_a_file_of_the_ones_before_is_none(place: Place, numbe
         ),
     ],
 )
-def test_formats_that_say_what_they_lack_are_waited_for(
+def test_a_save_waits_for_files_that_its_format_names(
     place: Place, there: list[str], missing: str
 ) -> None:
     line = "cd $CHECKPOINT_DIR; mkdir checkpoint-5; "
@@ -204,7 +204,7 @@ def test_a_folder_of_a_save_that_has_only_begun_is_left_out(place: Place) -> Non
     assert list(notes["folders"]) == ["checkpoint-1"]
 
 
-def test_saves_that_rest_are_not_warned_of(place: Place) -> None:
+def test_saves_with_pauses_cause_no_warning(place: Place) -> None:
     line = "cd $CHECKPOINT_DIR; for i in 1 2 3; do echo $i > model.pt; "
     line += "while [ ! -e ../seen-$i ]; do sleep 0.02; done; done"
     with place.running("--shell", "--", line) as process:
@@ -300,7 +300,7 @@ def test_saves_without_a_rest_are_kept_once_the_next_one_begins(place: Place, ho
             assert set(saved) == {f"{one}/{of}" for one in folders for of in ("model", "state")}
 
 
-def test_a_file_that_only_grows_holds_nothing_up(place: Place) -> None:
+def test_a_file_that_only_grows_delays_no_save(place: Place) -> None:
     """One whose name says nothing: it is kept as far as it goes."""
     line = "cd $CHECKPOINT_DIR; echo m > model; while :; do echo line >> history; sleep 0.1; done"
     with place.running("--shell", "--", line) as process:
@@ -338,7 +338,7 @@ def test_a_database_is_copied_between_two_transactions(place: Place) -> None:
 # -- What an exit code means
 
 
-def test_a_failure_before_a_pipe_is_the_lines_failure(place: Place) -> None:
+def test_a_failure_before_a_pipe_fails_the_line(place: Place) -> None:
     code, _, err = place.shell("python3 -c 'raise SystemExit(3)' 2>&1 | tee $CHECKPOINT_DIR/t.txt")
     assert code == 3 and not place.supervisor.of(Complete), err
 
@@ -382,7 +382,7 @@ def test_a_crash_behind_a_pipe_after_a_save_is_a_failure(place: Place) -> None:
     assert place.saved() == {"a": "1\n"} and not place.supervisor.of(Complete)
 
 
-def test_a_script_that_hides_a_crash_is_not_done(place: Place) -> None:
+def test_a_script_that_hides_a_crash_does_not_complete_the_run(place: Place) -> None:
     """As LMFlow's run_finetune.sh: the last line is a pipe, and nothing asks for its failure."""
     script = "#!/bin/bash\nmkdir -p out logs\nfalse 2>&1 | tee logs/train.log\n"
     (place.folder / "run.sh").write_text(script)

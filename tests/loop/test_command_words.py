@@ -76,9 +76,7 @@ PATH = '/it\'s a "path"/$HOME/`x`\\y/*'
         ("( printf %s {checkpoint} )", ""),
     ],
 )
-def test_a_path_is_the_same_text_whatever_is_around_it(
-    tmp_path: Path, line: str, before: str
-) -> None:
+def test_a_path_keeps_its_text_inside_other_words(tmp_path: Path, line: str, before: str) -> None:
     """The shell itself says what it reads."""
     filled = fields.fill_line(line, {"checkpoint": PATH}, tmp_path, DEFAULT)
     done = subprocess.run([*shell.shell_of(line), filled], capture_output=True, text=True)
@@ -99,7 +97,7 @@ def test_a_path_is_the_same_text_whatever_is_around_it(
         ("train {latest:.pt:base.pt}", ["train", "base.pt"]),
     ],
 )
-def test_without_a_checkpoint_the_word_goes_and_its_flag(
+def test_without_a_checkpoint_the_word_and_its_flag_are_removed(
     tmp_path: Path, line: str, words: list[str]
 ) -> None:
     assert shlex.split(fields.fill_line(line, {}, tmp_path, DEFAULT)) == words

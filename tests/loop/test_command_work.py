@@ -46,7 +46,7 @@ def test_on_a_laptop_the_files_stay_and_the_result_is_a_copy(tmp_path: Path) -> 
     assert (tmp_path / "model.pkl").read_text() == "m"
 
 
-def test_a_result_that_is_too_large_is_named_and_nothing_is_lost(place: Place) -> None:
+def test_a_result_that_is_too_large_is_named_and_kept(place: Place) -> None:
     source = place.folder / "source"
     source.mkdir()
     place.options += ["--source", str(source), "--result-gb", "0.001"]
@@ -73,7 +73,7 @@ def test_files_beside_a_result_are_kept_too(place: Place, limit: str) -> None:
     assert ("not weights.bin (2.0 MB)" in err) == (limit != "1")
 
 
-def test_names_that_are_taken_in_a_result_go_below_work(place: Place) -> None:
+def test_files_with_a_taken_name_go_to_work_in_the_result(place: Place) -> None:
     """A file where another has a folder, and the other way round; none is lost."""
     place.options += ["--source", str(place.folder / "source")]
     (place.folder / "source").mkdir()
@@ -127,7 +127,7 @@ def test_files_of_an_earlier_attempt_are_not_output_of_the_next(tmp_path: Path) 
     assert programs.result_of(tmp_path / "run")["model.pt"] == b"1\n"
 
 
-def test_a_working_folder_with_too_many_files_is_said_before_the_command_starts(
+def test_a_working_folder_with_too_many_files_is_reported_before_the_command_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(12):
@@ -158,7 +158,7 @@ for number in range(start + 1, int(sys.argv[1]) + 1):
 """
 
 
-def test_a_checkpoint_folder_of_the_scripts_own(tmp_path: Path) -> None:
+def test_a_scripts_own_checkpoint_folder_is_used(tmp_path: Path) -> None:
     """Killed; what it holds then is put aside, and the checkpoint is in its place."""
     (tmp_path / "train.py").write_text(OUT)
     options = ["--run-dir", "run", "--checkpoint-dir", "./out", "--checkpoint-quiet-sec", "0.3"]
@@ -176,7 +176,7 @@ def test_a_checkpoint_folder_of_the_scripts_own(tmp_path: Path) -> None:
     assert (programs.local.finished_result(tmp_path / "run") / "checkpoint/count").exists()
 
 
-def test_a_checkpoint_folder_that_holds_something_already_is_kept_as_it_is(tmp_path: Path) -> None:
+def test_a_checkpoint_folder_that_is_not_empty_is_kept(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(OUT)
     (tmp_path / "out").mkdir()
     (tmp_path / "out/count").write_text("7")
@@ -195,7 +195,7 @@ def test_a_checkpoint_folder_that_holds_something_already_is_kept_as_it_is(tmp_p
         ("afile", "checkpoint-dir afile: is a file"),
     ],
 )
-def test_a_checkpoint_folder_that_cannot_be_one(tmp_path: Path, folder: str, says: str) -> None:
+def test_an_invalid_checkpoint_folder_is_refused(tmp_path: Path, folder: str, says: str) -> None:
     (tmp_path / "afile").touch()
     (tmp_path / "rows").mkdir()
     argv = [*RUNNER, "--data", "rows", "--checkpoint-dir", folder, "--", "true"]
@@ -234,7 +234,7 @@ def test_a_checkpoint_folder_keeps_what_it_held_before_the_first_checkpoint(
     assert (done.returncode, done.stdout) == (0, "a: 1\nconfig.yaml\n"), done.stderr
 
 
-def test_a_run_that_is_done_says_how_it_is_run_again_in_its_own_folder(tmp_path: Path) -> None:
+def test_a_done_run_says_how_to_run_it_again_in_its_folder(tmp_path: Path) -> None:
     argv = [*RUNNER, "--run-dir", "run", "--shell", "--", "echo m > $RESULT_DIR/m"]
     assert programs.run(tmp_path, argv).returncode == 0
     again = programs.run(tmp_path, argv)

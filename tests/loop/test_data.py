@@ -91,7 +91,7 @@ def pins(run_dir: Path) -> dict[int, str]:
     return {row["step"]: row["init"] for row in json.loads(done.stdout)}
 
 
-def test_local_data_that_changed_ends_the_attempt_and_that_moved_does_not(folder: Path) -> None:
+def test_changed_local_data_ends_the_attempt_but_moved_data_does_not(folder: Path) -> None:
     train(folder, "total", LEAVE_AT="5", code=9)
     (entry,) = programs.head(folder / "run")["data"]
     assert (entry["name"], entry["generation"], entry["size"]) == ("total", 0, 1)
@@ -127,13 +127,13 @@ def test_invalid_data_gives_one_sentence(folder: Path, path: str, says: str) -> 
         outlast.data(path)
 
 
-def test_what_can_be_read_once_only_is_refused(folder: Path) -> None:
+def test_data_that_can_be_read_only_once_is_refused(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     with pytest.raises(DataError, match="is neither a file nor a folder"):
         outlast.data(folder / "pipe")
 
 
-def test_under_a_supervisor_it_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_fetches_the_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = FakeSupervisor(folder / "fake")
     monkeypatch.setenv(SOCKET_VARIABLE, str(supervisor.socket))
     supervisor.on_fetch = lambda asked: Fetched(str(folder / "total"))
@@ -170,7 +170,7 @@ def test_a_run_begins_with_a_checkpoint_of_another(folder: Path) -> None:
     assert all(column == [] for column in metrics.values())
 
 
-def test_every_rank_begins_with_it(folder: Path) -> None:
+def test_every_rank_begins_with_the_given_checkpoint(folder: Path) -> None:
     train(folder, "total")
     step, pin = max(pins(folder / "run").items())
     ranks = [
@@ -191,7 +191,7 @@ def test_every_rank_begins_with_it(folder: Path) -> None:
     programs.wait_until_alone(folder)
 
 
-def test_what_cannot_be_begun_with_is_a_sentence(folder: Path) -> None:
+def test_an_invalid_initial_checkpoint_gives_one_sentence(folder: Path) -> None:
     train(folder, "total")
     _, pin = max(pins(folder / "run").items())
     for spoiled, says in (
@@ -215,7 +215,7 @@ def test_the_same_command_with_another_init_is_another_run() -> None:
     assert len(names) == 3
 
 
-def test_data_that_holds_the_runs_folder_is_refused_at_once(folder: Path) -> None:
+def test_data_that_contains_the_runs_folder_is_refused_at_once(folder: Path) -> None:
     """And not at the second attempt, whose own checkpoints would be its other data."""
     (folder / "all").mkdir()
     (folder / "all/total").write_text("6")

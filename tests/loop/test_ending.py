@@ -74,7 +74,7 @@ def test_a_loop_that_continues_after_finish_ends_before_its_next_step(
     assert supervisor.committed[-1][0].step == 5, "the last step is saved as always"
 
 
-def test_a_best_of_the_last_step_is_saved_where_the_loop_is_left_with_it(
+def test_a_best_at_the_last_step_is_saved_when_the_loop_ends_there(
     supervisor: FakeSupervisor,
 ) -> None:
     supervisor.every = "1000"
@@ -98,7 +98,7 @@ def test_without_a_total_leaving_the_loop_is_the_end(supervisor: FakeSupervisor)
 
 
 @pytest.mark.parametrize("why", ["", "  ", None, 3])
-def test_finish_wants_a_reason(supervisor: FakeSupervisor, why: object) -> None:
+def test_finish_requires_a_reason(supervisor: FakeSupervisor, why: object) -> None:
     with pytest.raises(LoopError, match="must say why"), training() as run:
         for _ in run.steps():
             run.finish(why)  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ def test_a_step_whose_body_raised_does_not_count(supervisor: FakeSupervisor) -> 
     assert ends(supervisor) == [(2, "")]
 
 
-def test_a_loop_whose_iterator_is_kept_is_left_too(supervisor: FakeSupervisor) -> None:
+def test_leaving_a_loop_with_a_kept_iterator_is_noticed(supervisor: FakeSupervisor) -> None:
     with training(None) as run:
         steps = run.steps()
         for step in steps:
@@ -227,7 +227,7 @@ def test_a_swallowed_stop_still_ends_as_interrupted(
 
 
 @pytest.mark.parametrize("total", [TOTAL, None])
-def test_a_handler_of_the_program_is_a_stop_and_no_end(
+def test_the_programs_own_signal_handler_stops_but_does_not_end_the_run(
     supervisor: FakeSupervisor, total: int | None
 ) -> None:
     """The supervisor's word may come after the program has left its loop by itself."""
@@ -248,7 +248,7 @@ def test_a_handler_of_the_program_is_a_stop_and_no_end(
     signal.signal(signal.SIGTERM, before)
 
 
-def test_an_end_that_was_reached_stands_after_a_stop(supervisor: FakeSupervisor) -> None:
+def test_a_completed_run_stays_done_after_a_stop(supervisor: FakeSupervisor) -> None:
     with training() as run:
         for _ in run.steps():
             pass

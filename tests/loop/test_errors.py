@@ -59,9 +59,7 @@ def test_an_error_of_the_run_is_one_sentence_without_traceback(
         ("raise KeyError('mine') from known", "DataError: data no/such"),
     ],
 )
-def test_whatever_else_ends_a_program_keeps_its_lines(
-    tmp_path: Path, last_line: str, says: str
-) -> None:
+def test_other_errors_keep_their_traceback(tmp_path: Path, last_line: str, says: str) -> None:
     ended = ends(tmp_path, last_line)
     assert ended.returncode == 1 and says in ended.stderr
     assert ended.stderr.startswith("Traceback") and 'program.py", line' in ended.stderr

@@ -85,9 +85,7 @@ def run(tmp_path: Path, text: str, *how: str, python: str = sys.executable) -> t
 
 
 @pytest.mark.parametrize(("body", "code"), ENDS)
-def test_what_is_found_is_what_a_shell_sees_or_not_known(
-    tmp_path: Path, body: str, code: int
-) -> None:
+def test_the_exit_code_found_is_the_shells_or_unknown(tmp_path: Path, body: str, code: int) -> None:
     found, real = run(tmp_path, PROGRAM.format(here=True, body=body))
     assert real == code
     if "1 / 0" in body or "KeyboardInterrupt" in body:
@@ -99,7 +97,9 @@ def test_what_is_found_is_what_a_shell_sees_or_not_known(
 
 
 @pytest.mark.parametrize("how", [("-m", "program"), ("-c", "import program")])
-def test_however_the_program_was_started(tmp_path: Path, how: tuple[str, ...]) -> None:
+def test_the_exit_code_does_not_depend_on_how_the_program_starts(
+    tmp_path: Path, how: tuple[str, ...]
+) -> None:
     found, real = run(tmp_path, PROGRAM.format(here=True, body="sys.exit(3)"), *how)
     assert real == 3
     # Python 3.11's import machinery handles the exception on its way.
@@ -117,7 +117,7 @@ sys.exit(5)
     assert run(tmp_path, PROGRAM.format(here=False, body=body)) == ("5", 5)
 
 
-def test_not_watched_is_not_known() -> None:
+def test_without_watching_the_exit_code_is_unknown() -> None:
     from outlast.loop import exit_code
 
     assert exit_code._outermost is None

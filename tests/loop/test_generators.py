@@ -106,7 +106,7 @@ def test_a_generator_that_is_saved_in_any_form_passes(
     assert DRAWS[name]() == drawn
 
 
-def test_what_only_the_start_draws_passes(supervisor: FakeSupervisor) -> None:
+def test_a_generator_used_only_at_the_start_passes(supervisor: FakeSupervisor) -> None:
     """A resumed program draws it again."""
     np.random.rand(3)
     random.random()

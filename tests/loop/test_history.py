@@ -43,7 +43,7 @@ def test_numbers_that_are_not_finite_are_kept_and_come_back(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 30])
-def test_the_files_of_a_snapshot_bring_all_back_and_full_ones_stay_as_they_are(
+def test_a_snapshots_files_restore_all_rows_and_full_files_stay(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_module, "FILE_BYTES", 60)
@@ -122,7 +122,7 @@ def test_a_full_file_cut_by_a_full_disk_is_in_no_snapshot(
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut", "longer", "no JSON"])
-def test_files_that_hold_something_else_are_refused(harm: str, tmp_path: Path) -> None:
+def test_files_with_other_content_are_refused(harm: str, tmp_path: Path) -> None:
     history = History()
     for step in (1, 2, 3):
         history.add(step, {"loss": 1 / step})
@@ -160,11 +160,13 @@ def test_a_value_given_twice_in_a_step_is_refused() -> None:
         ),
     ],
 )
-def test_what_is_judged_must_be_said(best: str, of: str, names: list[str], said: str) -> None:
+def test_an_unclear_metric_for_best_is_refused(
+    best: str, of: str, names: list[str], said: str
+) -> None:
     with pytest.raises(LoopError, match=said):
         judged_name(best, of, names)
 
 
-def test_the_only_value_is_judged_or_the_one_that_is_named() -> None:
+def test_the_only_or_the_named_metric_decides_the_best() -> None:
     assert judged_name("max", None, ["accuracy"]) == "accuracy"
     assert judged_name("min", "loss", ["accuracy", "loss"]) == "loss"

@@ -87,7 +87,7 @@ def test_nothing_is_restored_into_what_the_checkpoint_itself_built(tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ['"$same"', '"\\u0024same"'])
-def test_a_reference_is_found_however_it_is_spelt(tmp_path: Path, text: str) -> None:
+def test_a_reference_is_found_in_any_spelling(tmp_path: Path, text: str) -> None:
     write(tmp_path / "s", "model.json", {"values": {"a": [[1]], "b": {"@": "a[0]"}}}, b"1")
     file = tmp_path / "s" / "model.json"
     file.write_text(file.read_text().replace('"@"', text))
@@ -117,7 +117,7 @@ def test_one_array_at_two_places_is_one_whose_live_array_is_at_the_other(tmp_pat
     assert live.tolist() == [0.0, 1.0, 2.0]
 
 
-def test_a_result_holds_nothing_that_only_a_program_could_take(tmp_path: Path) -> None:
+def test_a_result_holds_no_objects_that_only_a_program_could_restore(tmp_path: Path) -> None:
     class Mine(MLPClassifier):
         pass
 
@@ -163,14 +163,14 @@ def refused(node: Any, start: Callable[[], dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("items", [[], [{"$tuple": []}], [1, 2, 3]])
-def test_objects_that_are_not_as_many_as_the_live_array_has_are_refused(items: list[Any]) -> None:
+def test_another_number_of_objects_than_in_the_live_array_is_refused(items: list[Any]) -> None:
     node = {"$object": "numpy.objects", "shape": [2], "items": items}
     live = {"box": {"x": np.array([None, None], object)}}
     with pytest.raises(DoesNotFit, match=r"^state\['box'\]\['x'\]"):
         state.restore_all(live, {"box": {"x": node}}, hostile.blobs())
 
 
-def test_an_attribute_that_is_named_like_an_array_is_compared_as_what_it_is() -> None:
+def test_an_attribute_named_like_an_array_is_compared_as_an_attribute() -> None:
     for name in ("$jax", "$array", "$tensor"):
         node = hostile.estimator(hostile.TREE, state={name: {"a": {"$array": 0}, "b": [1]}})
         saved = snapshot.Saved(5, {}, *state.capture_all({"clf": DecisionTreeClassifier()}))
@@ -182,12 +182,12 @@ def test_an_attribute_that_is_named_like_an_array_is_compared_as_what_it_is() ->
         assert vars(live["clf"])[name]["b"] == [1]
 
 
-def test_there_are_fifty_of_each() -> None:
+def test_there_are_fifty_hostile_nodes_of_each_kind() -> None:
     for table in (hostile.PYTHON, hostile.NUMPY, hostile.SKLEARN):
         assert len({json.dumps(node) for node in table}) == len(table) >= 50
 
 
-def test_what_is_sound_is_read(tmp_path: Path) -> None:
+def test_valid_checkpoints_are_read(tmp_path: Path) -> None:
     values = {"a": np.arange(3.0), "b": {"c": [1, (2, b"x")], 3: MLPClassifier((4,))}}
     snapshot.write_values(tmp_path / "model.json", values)
     found = snapshot.read_values(tmp_path / "model.json")

@@ -294,7 +294,7 @@ def kinds() -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_names_its_place(name: str) -> None:
+def test_a_refusal_names_the_place(name: str) -> None:
     make, says = REFUSED[name]
     with pytest.raises(StateError) as caught:
         state.survey({"s": {"v": make()}})
@@ -304,13 +304,13 @@ def test_what_is_refused_names_its_place(name: str) -> None:
 @pytest.mark.parametrize(
     "value", [(1,), Move(1, 2.0), frozenset(), Phase.WARM, Fixed("a", Average(1.0)), readonly([1])]
 )
-def test_what_cannot_change_is_refused_at_the_top(value: Any) -> None:
+def test_an_immutable_value_at_the_top_is_refused(value: Any) -> None:
     with pytest.raises(StateError, match=r"state\['s'\] is .*cannot be restored in place"):
         state.check_top({"s": value})
 
 
 @pytest.mark.parametrize("name", LATE)
-def test_what_appears_late_and_cannot_be_rebuilt_is_refused(name: str) -> None:
+def test_late_state_that_cannot_be_rebuilt_is_refused(name: str) -> None:
     box: dict[str, Any] = {}
     begun = state.survey({"box": box})
     box["late"] = LATE[name]()
@@ -334,7 +334,7 @@ def test_an_array_that_grows_is_restored_and_a_changed_program_is_not(tmp_path: 
         state.restore_all({"box": {"losses": np.zeros(3)}}, other.nodes, other.blobs)
 
 
-def test_one_object_at_a_late_place_is_the_one_that_the_program_starts_with(
+def test_a_late_reference_restores_the_programs_initial_object(
     tmp_path: Path,
 ) -> None:
     def start() -> dict[str, Any]:
@@ -359,7 +359,7 @@ def test_a_module_of_random_numbers_that_appears_is_that_module(tmp_path: Path) 
     assert box == {"np": np.random, "py": random}
 
 
-def test_a_subclass_keeps_what_it_holds_besides_its_items(tmp_path: Path) -> None:
+def test_a_subclass_keeps_its_attributes_besides_its_items(tmp_path: Path) -> None:
     mine, theirs = filled(Table(), ("a", 1), ("a", 2)), Table()
     found = saved(tmp_path / "s", {"s": mine}, None)
     state.restore_all({"s": theirs}, found.nodes, found.blobs)
@@ -374,7 +374,7 @@ def test_equal_sets_give_equal_bytes(tmp_path: Path) -> None:
     assert one == two
 
 
-def test_a_deep_copy_is_saved_beside_what_it_was_copied_of(tmp_path: Path) -> None:
+def test_a_deep_copy_is_saved_beside_its_original(tmp_path: Path) -> None:
     mine: dict[str, Any] = {"w": np.ones(2), "best": {"w": None}}
     begun = state.survey(mine)
     mine["best"]["w"] = copy.deepcopy(mine["w"])

@@ -49,7 +49,7 @@ def test_each_kind_of_the_frameworks_comes_back_equal(frameworks: Table, name: s
     check(frameworks, name)
 
 
-def test_the_table_is_long_and_sees_a_difference() -> None:
+def test_the_table_is_long_and_detects_a_difference() -> None:
     assert len(kinds_table.kinds(PLAIN)) >= 40 and len(kinds_table.kinds(FRAMEWORKS)) >= 30
     one, two = collections.OrderedDict(a=1, b=2), collections.OrderedDict(b=2, a=1)
     said = kinds_table.outcome(lambda: kinds_table.check_equal(one, two))

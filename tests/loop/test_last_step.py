@@ -102,7 +102,7 @@ def check(slow: Slow, tags: list[list[str]]) -> None:
 
 @pytest.mark.parametrize("way", ["total", "finish", "break"])
 @pytest.mark.parametrize("best", [None, 4, STEPS])
-def test_the_state_after_the_loop_waits_in_line(
+def test_the_state_after_the_loop_is_queued(
     supervisor: FakeSupervisor, way: str, best: int | None
 ) -> None:
     """Also behind a better one; a notice in what follows the loop then loses nothing."""
@@ -120,7 +120,7 @@ def test_the_state_after_the_loop_waits_in_line(
     assert supervisor.gone.wait(60) and supervisor.result is not None
 
 
-def test_an_error_after_the_loop_leaves_what_was_handed_over(supervisor: FakeSupervisor) -> None:
+def test_an_error_after_the_loop_keeps_the_last_snapshot(supervisor: FakeSupervisor) -> None:
     slow = Slow(supervisor)
 
     def after(run: Training) -> None:

@@ -70,7 +70,9 @@ def go(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["array", "generator", "default", "moves"])
-def test_killed_after_it_appeared_a_run_ends_as_the_baseline(tmp_path: Path, go, kind: str) -> None:
+def test_a_run_killed_after_state_appeared_ends_as_the_baseline(
+    tmp_path: Path, go, kind: str
+) -> None:
     assert go(kind, "baseline").returncode == 0
     assert go(kind, "killed", 6).returncode == 9
     assert programs.newest(tmp_path / "killed") >= 3
@@ -85,9 +87,7 @@ def test_killed_after_it_appeared_a_run_ends_as_the_baseline(tmp_path: Path, go,
 
 
 @pytest.mark.parametrize("kind", ["own", "counting"])
-def test_what_no_restore_could_build_ends_the_run_with_its_name(
-    tmp_path: Path, go, kind: str
-) -> None:
+def test_state_that_cannot_be_restored_ends_the_run_by_name(tmp_path: Path, go, kind: str) -> None:
     done = go(kind, "run")
     assert done.returncode == 1
     assert "state['box']['late'] is " in done.stderr
@@ -95,9 +95,7 @@ def test_what_no_restore_could_build_ends_the_run_with_its_name(
     assert programs.newest(tmp_path / "run") < 3
 
 
-def test_a_metric_of_which_nothing_would_be_saved_is_refused_before_training(
-    tmp_path: Path, go
-) -> None:
+def test_a_metric_without_state_is_refused_before_training(tmp_path: Path, go) -> None:
     done = go("metric", "run")
     assert done.returncode == 1
     assert "state['box']['metric'] is __main__.Metric, whose state_dict() is empty" in done.stderr

@@ -126,7 +126,7 @@ def tick(folder: Path) -> None:
 
 @pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-def test_what_is_kept_is_one_whole_save(
+def test_each_checkpoint_is_one_whole_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout, pace: str
 ) -> None:
     if pace == "late" and layout.varies:

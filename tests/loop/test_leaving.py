@@ -97,7 +97,9 @@ def test_a_program_that_leaves_in_the_loop_leaves_its_run_open(
         ("", "os.fork() or os.kill(os.getpid(), 9)"),
     ],
 )
-def test_what_does_not_end_the_training(tmp_path: Path, before: str, act: str) -> None:
+def test_exits_of_threads_and_children_do_not_end_the_training(
+    tmp_path: Path, before: str, act: str
+) -> None:
     """Threads and children leave alone; and once a training is complete, so does the program."""
     each = f"at(12, lambda: {act})"
     done = programs.run(tmp_path, argv(tmp_path, f"{before}\ntrain({each})"))
@@ -139,7 +141,7 @@ def test_a_program_that_continues_after_an_early_end_resumes_there(tmp_path: Pat
     assert programs.head(tmp_path / "run")["end"]["step"] == TOTAL
 
 
-def test_why_it_ended_early_is_said_and_kept(tmp_path: Path) -> None:
+def test_the_reason_for_an_early_end_is_shown_and_recorded(tmp_path: Path) -> None:
     loop = "lambda run, each: [run.finish('converged') for step in run.steps() if step == 7]"
     done = programs.run(tmp_path, argv(tmp_path, f"train(loop={loop})"))
     assert done.returncode == 0, done.stderr
@@ -170,7 +172,7 @@ def test_ctrl_c_that_the_program_swallows_is_interrupted(tmp_path: Path, lines: 
     assert programs.head(tmp_path / "run")["end"]["step"] == TOTAL
 
 
-def test_the_first_ctrl_c_says_at_once_what_it_does(tmp_path: Path) -> None:
+def test_the_first_ctrl_c_is_acknowledged_at_once(tmp_path: Path) -> None:
     command = argv(tmp_path, "train(at(2, lambda: time.sleep(3)))")
     with programs.started(tmp_path, command) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -343,7 +345,7 @@ def test_a_notebook_resumes_after_a_restart_of_its_kernel(
     assert programs.head(folder)["end"]["step"] == TOTAL
 
 
-def test_who_is_left_by_an_error_waits_for_the_commit_under_way(tmp_path: Path) -> None:
+def test_after_an_error_the_supervisor_waits_for_the_commit_in_flight(tmp_path: Path) -> None:
     """Starting the same command again at once would fence it."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, time\n"

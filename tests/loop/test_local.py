@@ -178,7 +178,7 @@ def test_a_finished_run_is_kept_as_it_is(tmp_path: Path, argv: list[str]) -> Non
     assert programs.head(run_dir) == before
 
 
-def test_a_run_dir_that_is_a_file_is_said(tmp_path: Path, argv: list[str]) -> None:
+def test_a_run_dir_that_is_a_file_is_reported(tmp_path: Path, argv: list[str]) -> None:
     (tmp_path / "run").write_text("here first")
     refused = programs.run(tmp_path, argv)
     assert refused.returncode == 64
@@ -197,7 +197,7 @@ def test_the_same_command_gives_the_same_name(tmp_path: Path) -> None:
     assert local.run_name("t", {"seed": 1}, source) != name
 
 
-def test_the_supervisor_imports_nothing_of_the_folder_that_it_is_started_in(tmp_path: Path) -> None:
+def test_the_supervisor_imports_nothing_from_its_working_folder(tmp_path: Path) -> None:
     """The folder may be a download's, and a module in it may have the name of any that we need."""
     script, strange = tmp_path / "own" / "train.py", tmp_path / "strange"
     script.parent.mkdir()

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.frameworks
 pytest.importorskip("mlflow", reason="MLflow is an extra")
 
 
-def test_a_run_that_was_cut_is_one_run_of_mlflow(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_one_mlflow_run(tmp_path: Path) -> None:
     # Imported before: on a busy machine that alone takes longer than a tracker gets at the end.
     (tmp_path / "walk.py").write_text(f"import mlflow\n{PROGRAM}")
     variables = {

@@ -161,7 +161,7 @@ def test_no_code_of_a_named_class_runs(program: Any, name: str) -> None:
     assert not new
 
 
-def test_what_is_plain_data_is_filled_in_without_its_code(program: Any) -> None:
+def test_plain_data_is_restored_without_running_its_code(program: Any) -> None:
     def restored(node: Any) -> Any:
         box: dict[str, Any] = {}
         state.restore_all({"b": box}, {"b": {"x": node}}, Blobs([]))

@@ -204,7 +204,7 @@ PHASES = (
 
 
 @pytest.mark.parametrize("number", range(len(PARTS)))
-def test_killed_at_each_phase_of_a_part_it_ends_as_undisturbed(
+def test_a_run_killed_in_any_phase_of_a_part_ends_as_undisturbed(
     tmp_path: Path, baseline: tuple, number: int
 ) -> None:
     """One run that is killed everywhere; each second time, its supervisor with it."""
@@ -230,7 +230,7 @@ def test_killed_at_each_phase_of_a_part_it_ends_as_undisturbed(
     assert steps_of(done.stdout, part) == [], "it is done"
 
 
-def test_killed_once_all_parts_are_done_it_only_ends(tmp_path: Path, baseline: tuple) -> None:
+def test_a_run_killed_after_all_parts_were_done_only_ends(tmp_path: Path, baseline: tuple) -> None:
     walk = Walk(tmp_path)
     for supervisor in (False, True):
         walk.killed("program exit", supervisor=supervisor)
@@ -261,7 +261,7 @@ SKIPPING = THREE.replace(
 )
 
 
-def test_without_restore_done_only_what_is_asked_for_is_read(
+def test_without_restore_done_only_requested_results_are_read(
     tmp_path: Path, baseline: tuple
 ) -> None:
     walk = Walk(tmp_path)
@@ -289,9 +289,7 @@ def test_without_restore_done_only_what_is_asked_for_is_read(
 # What is not an end, and what is refused.
 
 
-def test_a_program_that_does_not_come_to_its_end_leaves_its_run_open(
-    tmp_path: Path, baseline: tuple
-) -> None:
+def test_a_program_that_stops_early_leaves_its_run_open(tmp_path: Path, baseline: tuple) -> None:
     walk = Walk(tmp_path)
     for more, code, said in (
         ({"FAIL": "fold-1 step 5"}, 1, "on purpose"),
@@ -318,7 +316,7 @@ except ZeroDivisionError:
 """
 
 
-def test_a_part_that_failed_is_never_done_whatever_the_program_makes_of_it(tmp_path: Path) -> None:
+def test_a_failed_part_is_never_done_even_if_the_program_continues(tmp_path: Path) -> None:
     walk = Walk(tmp_path, CAUGHT)
     left = walk.run(FAIL="fold-1 step 5")
     assert left.returncode == 1, left.stderr
@@ -394,7 +392,7 @@ except Exception as error:
         (CAUGHT_TWICE, "has already begun a part of that name", "fold-1"),
     ],
 )
-def test_a_part_that_was_refused_is_missed_whatever_the_program_makes_of_it(
+def test_a_refused_part_is_missing_even_if_the_program_continues(
     tmp_path: Path, lines: str, said: str, refused: str
 ) -> None:
     walk = Walk(tmp_path, lines)
@@ -440,7 +438,7 @@ RUN_OF_TWO = "train('fold-1')\ntrain('fold-2')\ntrain('final')\n"
         ("train(None)\n", "without part=: the run has parts (fold-1, fold-2, final)"),
     ],
 )
-def test_other_parts_than_those_of_the_run_are_refused_by_name(
+def test_parts_that_do_not_belong_to_the_run_are_refused_by_name(
     tmp_path: Path, lines: str, said: str
 ) -> None:
     walk = Walk(tmp_path, RUN_OF_TWO)
@@ -458,7 +456,7 @@ def test_other_parts_than_those_of_the_run_are_refused_by_name(
     assert walk.run().returncode == 0
 
 
-def test_a_part_that_was_done_and_is_left_out_is_missed_at_the_end(tmp_path: Path) -> None:
+def test_a_done_part_that_is_left_out_is_missing_at_the_end(tmp_path: Path) -> None:
     walk = Walk(tmp_path, RUN_OF_TWO)
     walk.killed("program exit")
     walk.write("train('fold-1')\n")
@@ -473,7 +471,7 @@ def test_a_part_that_was_done_and_is_left_out_is_missed_at_the_end(tmp_path: Pat
     assert walk.run().returncode == 0
 
 
-def test_a_run_that_was_begun_without_parts_takes_none(tmp_path: Path) -> None:
+def test_a_run_begun_without_parts_refuses_parts(tmp_path: Path) -> None:
     walk = Walk(tmp_path, "train(None)\n")
     walk.killed("None step 8")
     walk.write("train('fold-1')\n")

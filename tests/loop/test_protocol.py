@@ -56,7 +56,7 @@ def test_every_message_survives_a_line(message: protocol.Message) -> None:
         (b'{"type":"hello","version":1,"pid":1,"total":1.5}', "must be int | null"),
     ],
 )
-def test_what_is_unknown_is_refused_by_name(line: bytes, says: str) -> None:
+def test_unknown_messages_are_refused_by_name(line: bytes, says: str) -> None:
     with pytest.raises(protocol.UnknownMessage) as caught:
         protocol.decode(line)
     assert says in str(caught.value)
@@ -91,7 +91,7 @@ def test_messages_sent_before_closing_are_still_read(tmp_path: Path) -> None:
                 trainer.send(protocol.Tick(1))
 
 
-def test_looking_without_a_message_waits_no_longer_than_asked(tmp_path: Path) -> None:
+def test_receiving_without_a_message_respects_its_timeout(tmp_path: Path) -> None:
     with ServerSocket(tmp_path / "s") as listener:
         assert listener.accept(0) is None
         with Channel.connect(tmp_path / "s") as trainer:
@@ -99,7 +99,7 @@ def test_looking_without_a_message_waits_no_longer_than_asked(tmp_path: Path) ->
             assert trainer.receive(0.01) is None
 
 
-def test_closing_wakes_who_waits(tmp_path: Path) -> None:
+def test_closing_wakes_waiting_threads(tmp_path: Path) -> None:
     listener = ServerSocket(tmp_path / "s")
     woken = []
 
@@ -116,7 +116,7 @@ def test_closing_wakes_who_waits(tmp_path: Path) -> None:
     assert woken == [True]
 
 
-def test_no_supervisor_is_a_sentence(tmp_path: Path) -> None:
+def test_a_missing_supervisor_gives_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(protocol.Closed, match="no supervisor answers there"):
         Channel.connect(tmp_path / "absent", timeout_sec=0.05)
 

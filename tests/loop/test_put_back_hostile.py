@@ -59,7 +59,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_a_good_one_is_put_back(place: Place) -> None:
+def test_a_valid_checkpoint_is_restored(place: Place) -> None:
     place.put_back()
     assert (place.root / "last").read_text() == "w"
 
@@ -179,9 +179,7 @@ def test_a_link_in_the_snapshot_is_refused(place: Place) -> None:
 
 
 @pytest.mark.parametrize("name", ["sub", "sub/weights", "last"])
-def test_what_is_there_already_is_neither_followed_nor_written_over(
-    place: Place, name: str
-) -> None:
+def test_existing_files_are_neither_followed_nor_overwritten(place: Place, name: str) -> None:
     """A link that the trainer made before, or two names that are one where case does not count."""
     (place.root / name).parent.mkdir(exist_ok=True)
     (place.root / name).symlink_to(place.home / "precious")
@@ -191,7 +189,7 @@ def test_what_is_there_already_is_neither_followed_nor_written_over(
     assert place.outside() == before
 
 
-def test_a_folder_that_holds_links_only_is_moved_aside_before_it_is_filled(place: Place) -> None:
+def test_a_folder_with_only_links_is_moved_aside_before_the_restore(place: Place) -> None:
     (place.root / "sub").symlink_to(place.home / "precious")
     said = make_ready(place.root, attempt=2, restores=True, is_copy=False, before={})
     assert said and "checkpoint.attempt-1" in said
@@ -222,13 +220,13 @@ def test_a_folder_that_holds_links_only_is_moved_aside_before_it_is_filled(place
         {"more": 1},
     ],
 )
-def test_another_form_is_refused(place: Place, changed: dict[str, Any]) -> None:
+def test_another_format_is_refused(place: Place, changed: dict[str, Any]) -> None:
     with pytest.raises(DoesNotFit, match="command.json"):
         place.put_back(**changed)
     assert list(place.root.iterdir()) == []
 
 
-def test_a_link_that_leads_out_is_not_kept_and_one_inside_is(place: Place, tmp_path: Path) -> None:
+def test_links_are_kept_only_if_they_stay_inside(place: Place, tmp_path: Path) -> None:
     (place.root / "model").write_text("m")
     (place.root / "out").symlink_to(place.home / "precious")
     (place.root / "above").symlink_to("../..")

@@ -143,7 +143,7 @@ def end_at(folder: Path, way: str, seam: str, victim: str) -> None:
         ("break", {"fold-0 step 6": "0", "fold-1 end": "1", "final step 6": "Ctrl-C"}),
     ],
 )
-def test_ended_in_parts_and_between_it_ends_as_undisturbed(
+def test_a_run_interrupted_in_and_between_parts_ends_as_undisturbed(
     tmp_path: Path, baseline: dict[str, tuple], way: str, seams: dict[str, str]
 ) -> None:
     for seam, victim in seams.items():
@@ -158,7 +158,7 @@ def test_ended_in_parts_and_between_it_ends_as_undisturbed(
     assert ends(tmp_path) == baseline[way]
 
 
-def test_parts_that_are_done_give_their_results_to_every_rank(
+def test_every_rank_gets_the_results_of_done_parts(
     tmp_path: Path, baseline: dict[str, tuple]
 ) -> None:
     """Also where their state is not wanted."""
@@ -172,7 +172,7 @@ def test_parts_that_are_done_give_their_results_to_every_rank(
         assert (tmp_path / f"end-{rank}").read_text() == repr(places)
 
 
-def test_evaluations_are_rank_0s_alone(tmp_path: Path) -> None:
+def test_only_rank_0_evaluates(tmp_path: Path) -> None:
     """A decision on them in another rank would be one on nothing."""
     with launched(tmp_path, "total", EVALS="yes") as party:
         assert 0 not in party.wait()
@@ -180,7 +180,7 @@ def test_evaluations_are_rank_0s_alone(tmp_path: Path) -> None:
     assert said in party.err[0] and said in party.err[1]
 
 
-def test_ranks_that_begin_other_parts_are_refused_by_name(tmp_path: Path) -> None:
+def test_ranks_that_begin_different_parts_are_refused_by_name(tmp_path: Path) -> None:
     with launched(tmp_path, "total", PART_1="fold-9") as party:
         assert 0 not in party.wait()
     said = "part: is fold-9 in rank 1 and fold-0 in rank 0; all ranks must call"

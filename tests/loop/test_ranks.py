@@ -131,7 +131,7 @@ def baseline(baseline_folder: Path) -> list[str]:
     return ends(baseline_folder)
 
 
-def test_a_stop_is_after_the_same_step_in_all_ranks_and_changes_nothing(
+def test_all_ranks_stop_after_the_same_step_without_a_change(
     tmp_path: Path, baseline: list[str]
 ) -> None:
     run_dir = tmp_path / "run"
@@ -203,7 +203,7 @@ def test_a_rank_that_fails_tells_the_others_why(tmp_path: Path) -> None:
     assert "Traceback" not in party.err[0]
 
 
-def test_ranks_that_make_other_steps_are_refused(tmp_path: Path) -> None:
+def test_ranks_with_different_steps_are_refused(tmp_path: Path) -> None:
     with launched(tmp_path, FINISH="1 5", BREAK="1") as party:
         assert party.wait() == [1, 1]
     assert "all ranks must make the same steps" in party.err[1]
@@ -301,7 +301,7 @@ def _wait(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_what_cannot_be_saved_of_a_rank_is_named(tmp_path: Path) -> None:
+def test_unsavable_state_of_a_rank_is_named(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"rank_state\['x'\] is 1, which cannot be restored"):
         ranks.RankState({"x": 1}, 0, 1)
     with pytest.raises(StateError, match=r"rank_state\['x'\].* cannot be saved"):
@@ -317,7 +317,7 @@ def test_what_cannot_be_saved_of_a_rank_is_named(tmp_path: Path) -> None:
         ({"MASTER_PORT": ""}, "MASTER_PORT: is not set though RANK is"),
     ],
 )
-def test_variables_that_make_no_sense_are_said(variables: dict[str, str], says: str) -> None:
+def test_inconsistent_rank_variables_are_reported(variables: dict[str, str], says: str) -> None:
     good = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
     found = ranks.world(good)
     assert found is not None and (found.rank, found.size, found.launcher) == (1, 2, None)
@@ -348,7 +348,7 @@ def test_a_folder_that_others_may_enter_is_refused(
         ranks.socket_path("key")
 
 
-def test_rows_are_rank_0s_alone_and_no_socket_is_left(baseline_folder: Path) -> None:
+def test_only_rank_0_writes_rows_and_no_socket_is_left(baseline_folder: Path) -> None:
     pieces = sorted((baseline_folder / "run" / "metrics").rglob("*.jsonl"))
     rows = [json.loads(line) for piece in pieces for line in piece.read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, TOTAL + 1))
@@ -368,13 +368,13 @@ def test_rows_are_rank_0s_alone_and_no_socket_is_left(baseline_folder: Path) -> 
         ([(5, -15), (5, 75)], 75),
     ],
 )
-def test_of_all_ranks_exit_codes_the_one_that_says_most_counts(
+def test_the_most_specific_exit_code_of_all_ranks_counts(
     failures: list[tuple[float, int]], code: int
 ) -> None:
     assert launch._cause(failures) == code
 
 
-def test_an_interpreter_without_torch_is_said(
+def test_an_interpreter_without_torch_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)

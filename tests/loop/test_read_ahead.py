@@ -124,7 +124,7 @@ PLACES = ["top", "dict", "list", "tuple", "whole", "number"]
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_a_batch_before_its_step_is_refused_wherever_the_sampler_stands(
+def test_a_batch_before_its_step_is_refused_for_a_sampler_anywhere(
     tmp_path: Path, go, where: str
 ) -> None:
     done = go(where, "wrong", "run")
@@ -140,7 +140,7 @@ def test_a_batch_before_its_step_is_refused_wherever_the_sampler_stands(
         *(("dict", how) for how in ("over", "changed", "three", "leftover", "skips", "once")),
     ],
 )
-def test_killed_and_resumed_it_ends_as_the_baseline(
+def test_a_killed_and_resumed_run_ends_as_the_baseline(
     tmp_path: Path, go, where: str, how: str
 ) -> None:
     more = {"UNEVEN": "1"} if how == "skips" else {}
@@ -156,9 +156,7 @@ def test_killed_and_resumed_it_ends_as_the_baseline(
 
 @pytest.mark.parametrize("kill", [2, 3, 5])
 @pytest.mark.parametrize("how", ["chunks of 2", "chunks of 4", "chunks over", "skips"])
-def test_steps_that_take_different_numbers_are_refused_at_the_resume(
-    tmp_path: Path, go, how: str, kill: int
-) -> None:
+def test_uneven_steps_are_refused_at_the_resume(tmp_path: Path, go, how: str, kill: int) -> None:
     """A buffer that is refilled now and then, or groups of different sizes: nothing tells which."""
     assert go("dict", how, "run", kill).returncode == 9
     assert programs.newest(tmp_path / "run") >= 1
@@ -169,13 +167,13 @@ def test_steps_that_take_different_numbers_are_refused_at_the_resume(
     assert programs.head(tmp_path / "run")["state"] != "done"
 
 
-def test_two_steps_after_a_resume_are_enough_to_see_a_buffer(tmp_path: Path, go) -> None:
+def test_two_steps_after_a_resume_reveal_a_buffer(tmp_path: Path, go) -> None:
     assert go("dict", "chunks of 2", "run", 2, TOTAL="3").returncode == 9
     again = go("dict", "chunks of 2", "run", TOTAL="3")
     assert again.returncode == 1 and "so the program reads ahead" in again.stderr
 
 
-def test_who_declares_uneven_steps_after_a_refusal_resumes(tmp_path: Path, go) -> None:
+def test_declaring_uneven_steps_after_a_refusal_allows_the_resume(tmp_path: Path, go) -> None:
     baseline = go("dict", "skips", "baseline")
     assert baseline.returncode == 0 and "so a resume is refused" in baseline.stderr
     assert go("dict", "skips", "run", 5).returncode == 9
@@ -189,7 +187,7 @@ def test_who_declares_uneven_steps_after_a_refusal_resumes(tmp_path: Path, go) -
 @pytest.mark.parametrize(
     ("where", "kill"), [("top", 2), ("top", 3), ("top", 6), ("list", 6), ("whole", 6)]
 )
-def test_a_buffer_of_the_programs_own_is_reported_and_its_resume_is_refused(
+def test_the_programs_own_buffer_is_reported_and_its_resume_is_refused(
     tmp_path: Path, go, where: str, kill: int
 ) -> None:
     first = go(where, "buffer", "run", kill)

@@ -337,7 +337,7 @@ w.tolist()
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_name_that_is_bound_again_is_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_a_rebound_name_is_refused_by_name(tmp_path: Path, name: str) -> None:
     entry, case = REFUSED[name]
     write(tmp_path, case)
     code, said = attempt(tmp_path, 9)
@@ -349,7 +349,7 @@ def test_a_name_that_is_bound_again_is_refused_by_name(tmp_path: Path, name: str
     assert head["state"] != "done" and head["chain"]
 
 
-def test_what_is_declared_constant_resumes(tmp_path: Path) -> None:
+def test_a_run_with_declared_constants_resumes(tmp_path: Path) -> None:
     write(tmp_path, REFUSED["bound again once, at step 5"][1])
     assert attempt(tmp_path, 9)[0] == 9
     code, said = attempt(tmp_path, 99, "w")
@@ -386,7 +386,7 @@ counts
 @pytest.mark.parametrize("how", ["kill", "best", "stop"])
 @pytest.mark.parametrize("kill", [5, 6, 7, 8])
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_killed_at_once_after_a_name_is_bound_again_it_is_equal_or_refused(
+def test_a_run_killed_after_a_name_is_rebound_is_equal_or_refused(
     tmp_path: Path, name: str, kill: int, how: str
 ) -> None:
     """The state's object has other references, so that only the next step shows that it is left."""

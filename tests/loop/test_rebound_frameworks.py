@@ -31,7 +31,7 @@ def _watched(values: dict[str, object]) -> unchanged.Watch:
 
 
 @pytest.mark.parametrize("work", [_each_time, _once])
-def test_a_tensor_that_is_bound_again_is_refused_by_name(
+def test_a_rebound_tensor_is_refused_by_name(
     work: Callable[[Any, int], None],
 ) -> None:
     holder = SimpleNamespace(theta=torch.zeros(2))

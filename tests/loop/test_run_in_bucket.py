@@ -86,7 +86,7 @@ def test_the_first_of_two_machines_is_fenced(walk: Walk) -> None:
 
 
 @pytest.mark.parametrize("url", [f"gs://{BUCKET}", f"gs://{BUCKET}/", f"gs://{BUCKET}/a//b"])
-def test_a_path_that_can_be_no_run(walk: Walk, url: str) -> None:
+def test_an_invalid_run_path_is_refused(walk: Walk, url: str) -> None:
     refused = programs.run(walk.folder, walk.argv(url))
     assert refused.returncode == 64
     last = refused.stderr.strip().splitlines()[-1]

@@ -11,7 +11,7 @@ from outlast.protocol import Every, parse_every
     [("auto", Every()), ("30s", Every(seconds=30)), ("0.5s", Every(seconds=0.5)),
      ("200", Every(steps=200))],
 )  # fmt: skip
-def test_the_three_forms(text: str, every: Every) -> None:
+def test_a_rhythm_has_three_forms(text: str, every: Every) -> None:
     assert parse_every(text) == every
 
 
@@ -72,7 +72,7 @@ def test_auto_is_the_optimum_for_cost_and_age_within_bounds(
     assert interval_sec(cost_sec, age_sec, commit_sec) == pytest.approx(interval, rel=1e-3)
 
 
-def test_auto_is_early_first_and_follows_what_was_measured() -> None:
+def test_auto_saves_early_first_and_then_follows_the_measurements() -> None:
     every_23_sec = [5, 28, 51, 74, 97]
     assert taken_at("auto", cost_sec=0.05, until_sec=110) == every_23_sec
     later = taken_at("auto", cost_sec=0.05, until_sec=300, age_sec=100 * HOUR)
@@ -81,7 +81,7 @@ def test_auto_is_early_first_and_follows_what_was_measured() -> None:
     assert waiting == [5, 45, 85]
 
 
-def test_auto_takes_the_commit_time_of_earlier_attempts_until_it_knows_better() -> None:
+def test_auto_uses_the_commit_time_of_earlier_attempts_until_it_measures() -> None:
     plan = Schedule(Every(), now_sec=0.0, step=0, commit_sec=300.0)
     assert plan.due(now_sec=5, step=1)
     plan.taken(now_sec=5, step=1, cost_sec=0.001)
@@ -90,7 +90,7 @@ def test_auto_takes_the_commit_time_of_earlier_attempts_until_it_knows_better() 
     assert plan.due(now_sec=335, step=3)
 
 
-def test_seconds_and_steps_are_what_they_say() -> None:
+def test_seconds_and_steps_are_taken_literally() -> None:
     assert taken_at("30s", cost_sec=9, until_sec=100) == [30, 60, 90]
     assert taken_at("40", cost_sec=9, until_sec=100) == [40, 80]
 

@@ -30,7 +30,9 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[Path, int]:
     ("size", "name"),
     [(0, "memory"), (5 * MB, "memory"), (5 * MB + 1, "ssd"), (25 * MB, "ssd"), (30 * MB, "ssd")],
 )
-def test_two_must_fit_or_it_is_the_roomiest(folders: dict[Path, int], size: int, name: str) -> None:
+def test_snapshots_use_a_folder_with_room_for_two_or_the_largest(
+    folders: dict[Path, int], size: int, name: str
+) -> None:
     assert scratch_space.choose(list(folders), size).name == name
 
 
@@ -147,7 +149,7 @@ def test_a_state_without_room_for_its_proof_does_not_fit(
     assert not list(supervisor.work.iterdir())
 
 
-def test_another_trouble_of_the_disk_is_said_at_once(
+def test_another_disk_error_is_reported_at_once(
     supervisor: FakeSupervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> None:
@@ -158,7 +160,7 @@ def test_another_trouble_of_the_disk_is_said_at_once(
         walk()
 
 
-def test_stopped_without_a_snapshot_none_is_written(
+def test_a_stop_without_a_snapshot_writes_none(
     supervisor: FakeSupervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The supervisor has said that it could not be committed in time any more."""

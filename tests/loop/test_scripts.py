@@ -75,7 +75,7 @@ def kill_once(
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_killed_it_ends_with_the_same_bytes(tmp_path: Path, name: str) -> None:
+def test_a_killed_script_ends_with_the_same_bytes(tmp_path: Path, name: str) -> None:
     pytest.importorskip(SCRIPTS[name]) if SCRIPTS[name] != "keras" else None
     script = Path(__file__).with_name("scripts") / f"{name}.py"
     command = [sys.executable, str(script)]
@@ -182,7 +182,7 @@ with outlast.train(state, 50, run_dir="run") as run:
 
 
 @pytest.mark.parametrize("name", SLIPS)
-def test_a_slip_is_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_a_mistake_is_refused_by_name(tmp_path: Path, name: str) -> None:
     pytest.importorskip("torch")
     program, says = SLIPS[name]
     (tmp_path / "p.py").write_text(START + program)

@@ -142,7 +142,7 @@ def test_pytorch_examples_mnist_without_a_checkpoint(tmp_path: Path) -> None:
 
 
 @frameworks
-def test_nanogpt_is_what_it_is_when_it_is_resumed_by_hand(tmp_path: Path) -> None:
+def test_nanogpt_ends_as_if_resumed_by_hand(tmp_path: Path) -> None:
     """It does not restore its random generator, so an interruption at a step changes the result;
     the result is that of the same interruptions without Outlast."""
     needs("torch")
@@ -208,7 +208,7 @@ def _arrays(result: Mapping[str, bytes], file: Path) -> dict[str, bytes]:
 
 
 @frameworks
-def test_optuna_keeps_each_trial_that_was_kept(tmp_path: Path) -> None:
+def test_optuna_keeps_each_saved_trial(tmp_path: Path) -> None:
     """Its sampler begins with its seed in each attempt, so the parameters differ; no trial is lost
     or counted twice, and each value follows from its parameters."""
     needs("optuna")

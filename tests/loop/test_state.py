@@ -118,7 +118,7 @@ def test_one_object_in_two_places_comes_back_as_one(tmp_path: Path) -> None:
     assert theirs["c"]["rng"].random() == rng.random()
 
 
-def test_what_is_tied_here_and_not_in_the_checkpoint_is_untied(tmp_path: Path) -> None:
+def test_arrays_tied_only_in_the_program_are_untied(tmp_path: Path) -> None:
     both = {"n": 0}
     box = {"a": both, "b": both}
     through_files(tmp_path / "s", {"box": {"a": {"n": 1}, "b": {"n": 2}}}, {"box": box})
@@ -133,7 +133,7 @@ def test_what_is_tied_here_and_not_in_the_checkpoint_is_untied(tmp_path: Path) -
     ],
 )
 @pytest.mark.parametrize("kind", [lambda: np.zeros(2), lambda: {"n": 1}])
-def test_names_that_are_tied_otherwise_do_not_fit(mine: Any, theirs: Any, kind: Any) -> None:
+def test_differently_tied_names_do_not_fit(mine: Any, theirs: Any, kind: Any) -> None:
     with pytest.raises(DoesNotFit, match="one object under several names"):
         state.restore_all(theirs(kind()), *state.capture_all(mine(kind())))
 
@@ -149,7 +149,7 @@ def test_views_that_overlap_are_named() -> None:
     state.capture_all({"x": [base[:5], base[5:], base[:5], base[:0]]})
 
 
-def test_a_circle_is_named() -> None:
+def test_a_reference_cycle_is_named() -> None:
     box: dict[str, Any] = {"list": []}
     box["list"].append(box)
     with pytest.raises(StateError) as caught:
@@ -174,7 +174,7 @@ def test_arrays_of_ml_dtypes_keep_their_bits(tmp_path: Path, name: str) -> None:
         state.restore_all({"a": np.zeros(array.shape)}, *state.capture_all({"a": array}))
 
 
-def test_long_bytes_stand_among_the_arrays(tmp_path: Path) -> None:
+def test_long_bytes_are_stored_with_the_arrays(tmp_path: Path) -> None:
     data = bytes(range(256)) * 4
     box: dict[str, Any] = {}
     through_files(tmp_path / "s", {"box": {"raw": data, "short": b"x"}}, {"box": box})
@@ -182,7 +182,7 @@ def test_long_bytes_stand_among_the_arrays(tmp_path: Path) -> None:
     assert (tmp_path / "s" / "arrays.bin").read_bytes() == data
 
 
-def test_orders_in_memory_come_back(tmp_path: Path) -> None:
+def test_memory_orders_are_restored(tmp_path: Path) -> None:
     arrays = [np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.zeros((2, 3, 4)).swapaxes(0, 1)]
     box: dict[str, Any] = {}
     through_files(tmp_path / "s", {"box": {"a": arrays}}, {"box": box})
@@ -253,7 +253,7 @@ def test_a_spare_file_of_one_snapshot_is_never_that_of_another(tmp_path: Path) -
     assert bytes(snapshot.read(tmp_path / "s1").blobs.items[0].data) == np.ones(9).tobytes()
 
 
-def test_not_a_number_keeps_its_bits_in_arrays(tmp_path: Path) -> None:
+def test_nan_keeps_its_bits_in_arrays(tmp_path: Path) -> None:
     odd = np.frombuffer(struct.pack("<Q", 0x7FF8_0000_DEAD_BEEF), "<f8").copy()
     target = np.zeros(1)
     through_files(tmp_path / "s", {"a": odd}, {"a": target})
@@ -315,7 +315,7 @@ class Counting:
         self.values = values
 
 
-def test_state_dicts_are_asked_and_given_back(tmp_path: Path) -> None:
+def test_state_dicts_are_read_and_restored(tmp_path: Path) -> None:
     mine, theirs = Counting(), Counting()
     mine.values["n"] = 5
     mine.values["moments"] = (np.arange(2.0), np.float32(0.3))
@@ -416,7 +416,7 @@ class Broken(Counting):
         (make_pipeline(StandardScaler()), None),
     ],
 )
-def test_what_cannot_be_saved_is_named(value: Any, says: str | None) -> None:
+def test_unsavable_state_is_refused_by_name(value: Any, says: str | None) -> None:
     if says is None:
         state.capture_all({"x": value})
         return
@@ -460,7 +460,7 @@ def test_an_empty_state_is_refused() -> None:
         ({"a": MLPClassifier()}, {"a": MLPRegressor()}, "MLPRegressor: the checkpoint holds"),
     ],
 )
-def test_what_does_not_fit_is_named(mine: Any, theirs: Any, says: str) -> None:
+def test_a_mismatch_is_refused_by_name(mine: Any, theirs: Any, says: str) -> None:
     with pytest.raises(DoesNotFit) as caught:
         state.restore_all(theirs, *state.capture_all(mine))
     assert says in str(caught.value)

@@ -67,7 +67,7 @@ def test_closed_streams(tmp_path: Path, walk: list[str], streams: tuple[int, ...
     assert_done(tmp_path)
 
 
-def test_a_home_where_nothing_can_be_written(tmp_path: Path, walk: list[str]) -> None:
+def test_a_read_only_home(tmp_path: Path, walk: list[str]) -> None:
     done = programs.run(tmp_path, walk, HOME="/proc")
     assert done.returncode == 0, done.stderr
     assert_done(tmp_path)
@@ -129,9 +129,7 @@ def test_a_working_folder_that_has_gone(tmp_path: Path) -> None:
     assert_done(tmp_path)
 
 
-def test_a_handler_that_was_there_before_changes_nothing_of_a_stop(
-    tmp_path: Path, walk: list[str]
-) -> None:
+def test_an_earlier_signal_handler_does_not_change_a_stop(tmp_path: Path, walk: list[str]) -> None:
     with programs.started(tmp_path, [*walk, "handler"], PACE="0.3") as process:
         programs.wait_for(lambda: programs.newest(tmp_path / "run") > 0, process)
         process.send_signal(signal.SIGTERM)

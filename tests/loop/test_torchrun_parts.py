@@ -144,7 +144,7 @@ SEAMS = {"fold-0 step 8": "rank 1", "fold-0 end": "rank 0", "fold-1 evaluation":
 """Where a start ends, and how; ``test_rank_parts`` has more, without torch."""
 
 
-def test_ended_in_parts_and_between_it_ends_as_undisturbed(
+def test_a_run_interrupted_in_and_between_parts_ends_as_undisturbed(
     tmp_path: Path, baseline: list[object]
 ) -> None:
     """One run, ended at each of the seams in another way."""

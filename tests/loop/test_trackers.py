@@ -56,7 +56,7 @@ def write(folder: Path, text: str) -> list[str]:
     return [sys.executable, "walk.py"]
 
 
-def test_one_trackers_run_has_each_step_once_after_a_cut(tmp_path: Path) -> None:
+def test_a_trackers_run_has_each_step_once_after_an_interruption(tmp_path: Path) -> None:
     argv = write(tmp_path, RECORDING)
     cut = programs.run(tmp_path, argv, OUTLAST_TRACKER="wandb", FAIL_AT="17")
     assert cut.returncode == 9, cut.stderr
@@ -78,7 +78,7 @@ def test_one_trackers_run_has_each_step_once_after_a_cut(tmp_path: Path) -> None
         ("def init(**_): raise OSError('no route')", "OSError: no route; training continues"),
     ],
 )
-def test_a_tracker_that_hangs_or_fails_costs_rows_there_only(
+def test_a_tracker_that_hangs_or_fails_loses_only_its_own_rows(
     tmp_path: Path, text: str, says: str
 ) -> None:
     argv = write(tmp_path, text)
@@ -150,7 +150,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
-def test_a_tracker_that_never_answers_is_said_once(
+def test_a_tracker_that_never_answers_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: type[BaseException]
 ) -> None:
     tries: list[int] = []
@@ -171,7 +171,7 @@ def test_a_tracker_that_never_answers_is_said_once(
     ]
 
 
-def test_a_trouble_that_comes_back_is_said_once_and_another_one_too(
+def test_each_different_tracker_error_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sender = Flapping()
@@ -206,7 +206,7 @@ def test_many_different_errors_are_not_reported_forever(
     assert said[-1].endswith("; further troubles are not shown; training continues")
 
 
-def test_a_tracker_that_is_not_there_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tracker_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OUTLAST_TRACKER", raising=False)
     assert trackers.choose(None) is None
     with pytest.raises(LoopError, match="tracker 'tensorbord': unknown; known are mlflow, wandb"):
@@ -216,7 +216,7 @@ def test_a_tracker_that_is_not_there_is_said_at_once(monkeypatch: pytest.MonkeyP
         trackers.choose("mlflow")
 
 
-def test_every_attempt_at_a_run_has_one_key_and_no_other_run_has_it() -> None:
+def test_all_attempts_of_a_run_share_one_unique_key() -> None:
     from outlast.protocol import Welcome
 
     def key(term: int, url: str) -> str:

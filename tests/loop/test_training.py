@@ -95,7 +95,7 @@ def test_every_snapshots_rows_end_at_its_step(supervisor: FakeSupervisor) -> Non
         assert json.loads(last)["step"] == snapshot.step
 
 
-def test_the_last_rows_are_there_where_the_last_snapshot_was_before_them(
+def test_the_last_rows_are_kept_even_after_the_last_snapshot(
     supervisor: FakeSupervisor,
 ) -> None:
     def hold(fake: FakeSupervisor, snapshot: Snapshot) -> None:
@@ -155,7 +155,7 @@ def test_a_stop_before_anything_new_hands_nothing_over(supervisor: FakeSuperviso
     assert len(supervisor.committed) == before
 
 
-def test_a_stop_gets_through_where_the_supervisor_is_busy(supervisor: FakeSupervisor) -> None:
+def test_a_stop_is_handled_while_the_supervisor_is_busy(supervisor: FakeSupervisor) -> None:
     """The supervisor says when it has room again; the best of before goes first."""
     supervisor.every = "3"
     waiting: list[Snapshot] = []
@@ -190,7 +190,7 @@ def test_a_stop_gets_through_where_the_supervisor_is_busy(supervisor: FakeSuperv
     assert json.loads(evaluation)["step"] == 4
 
 
-def test_a_stop_that_cannot_be_met_leaves_in_time(
+def test_a_stop_with_too_little_time_leaves_in_time(
     supervisor: FakeSupervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     supervisor.every = "3"
@@ -205,7 +205,7 @@ def test_a_stop_that_cannot_be_met_leaves_in_time(
     assert "step 5 could not be saved within 0 s" in capsys.readouterr().err
 
 
-def test_busy_is_tried_again_and_leaves_nothing_behind(supervisor: FakeSupervisor) -> None:
+def test_a_busy_answer_is_tried_again_and_leaves_no_files(supervisor: FakeSupervisor) -> None:
     supervisor.on_snapshot = FakeSupervisor.busy
     walk(hurry=True)
     offered = supervisor.of(Snapshot)
@@ -235,7 +235,7 @@ def test_one_snapshot_is_in_flight_and_training_does_not_wait(supervisor: FakeSu
     assert all(snapshot.step == TOTAL or snapshot.tags == ["best"] for snapshot in flights[1:])
 
 
-def test_a_best_met_while_busy_is_kept_as_it_was(supervisor: FakeSupervisor) -> None:
+def test_a_best_reached_while_busy_is_saved_as_it_was(supervisor: FakeSupervisor) -> None:
     """The tagged checkpoint is the state that was evaluated, not a later one."""
     supervisor.every = "1000"
     toy = Toy()
@@ -334,7 +334,7 @@ def test_a_lost_supervisor_ends_the_training_with_a_sentence(supervisor: FakeSup
         walk(each)
 
 
-def test_an_ended_run_is_said_and_exits_with_its_code(
+def test_an_ended_run_is_reported_and_exits_with_its_code(
     supervisor: FakeSupervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     supervisor.instead_of_welcome = Ended("done", 0, "run 0123456789 is done: 12 steps")
@@ -342,7 +342,7 @@ def test_an_ended_run_is_said_and_exits_with_its_code(
     assert "run 0123456789 is done: 12 steps" in capsys.readouterr().err
 
 
-def test_a_refusal_is_said(supervisor: FakeSupervisor) -> None:
+def test_a_refusal_is_reported(supervisor: FakeSupervisor) -> None:
     supervisor.instead_of_welcome = protocol.Error("hello version 1: this speaks 2", "protocol")
     with pytest.raises(LoopError, match="this speaks 2"):
         walk()
@@ -374,7 +374,7 @@ class Forgetful:
 
 
 @pytest.mark.parametrize("since", [0, 1])
-def test_what_does_not_survive_fails_at_once_by_name(
+def test_state_that_does_not_survive_fails_at_once_by_name(
     supervisor: FakeSupervisor, since: int
 ) -> None:
     model = Forgetful(since)
@@ -406,7 +406,7 @@ def test_an_error_in_the_training_is_reported_and_raised(supervisor: FakeSupervi
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_are_the_supervisors_where_there_is_one(
+def test_a_supervisor_handles_the_signals(
     supervisor: FakeSupervisor, number: signal.Signals
 ) -> None:
     """Both reach every process of the terminal or of the stopping machine."""
@@ -489,7 +489,7 @@ def test_rows_hold_plain_numbers(supervisor: FakeSupervisor) -> None:
         ),
     ],
 )
-def test_misuse_is_a_sentence(
+def test_misuse_gives_one_sentence(
     supervisor: FakeSupervisor, misuse: Callable[[Any], Any], says: str
 ) -> None:
     with (
@@ -512,7 +512,7 @@ def test_local_data_passes_through(supervisor: FakeSupervisor, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("given", ["5 steps", 0, 2.5, None, True])
-def test_a_rhythm_that_is_none_is_refused_by_name(given: Any) -> None:
+def test_an_invalid_rhythm_is_refused_by_name(given: Any) -> None:
     with pytest.raises(LoopError, match="^checkpoint_every .*: must be 'auto', seconds such as"):
         outlast.train({"w": np.zeros(1)}, 1, checkpoint_every=given)
 

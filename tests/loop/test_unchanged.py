@@ -209,7 +209,7 @@ HEALTHY: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_what_may_stay_as_it_is_passes_without_complaint(
+def test_values_that_may_stay_unchanged_pass_without_a_warning(
     supervisor: FakeSupervisor, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def walk(last: int) -> None:
@@ -267,7 +267,7 @@ def test_a_name_that_is_not_in_the_state_is_refused() -> None:
     outlast.train({"w": np.zeros(1)}, 1, rank_state={"v": {"n": 1}}, constant=["v"])
 
 
-def test_the_snapshot_says_what_has_changed(supervisor: FakeSupervisor) -> None:
+def test_the_snapshot_records_which_values_changed(supervisor: FakeSupervisor) -> None:
     moving, still = np.zeros(2), np.zeros(2)
     with outlast.train({"moving": moving, "still": still}, 2, constant=[]) as run:
         for _ in run.steps():

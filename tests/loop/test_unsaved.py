@@ -183,7 +183,7 @@ def test_a_generator_that_is_saved_in_any_form_passes(
     assert rng.random() == drawn
 
 
-def test_generators_that_are_made_in_each_step_or_only_used_before_pass(
+def test_generators_created_in_each_step_or_used_only_before_training_pass(
     supervisor: FakeSupervisor,
 ) -> None:
     before = np.random.default_rng(0)
@@ -229,7 +229,7 @@ def test_a_sampler_that_is_left_out_of_the_state_is_named(supervisor: FakeSuperv
     check_refused(supervisor, "sampler", lambda step: next(found))
 
 
-def test_what_is_saved_as_part_of_another_object_passes(supervisor: FakeSupervisor) -> None:
+def test_an_object_saved_as_part_of_another_passes(supervisor: FakeSupervisor) -> None:
     average = Average()
 
     class Trainer:
@@ -257,7 +257,7 @@ def test_constant_and_recomputed_values_pass(supervisor: FakeSupervisor) -> None
     assert train(supervisor, {}, work, last=6) == []
 
 
-def test_a_declared_name_is_one_of_the_program(supervisor: FakeSupervisor) -> None:
+def test_a_declared_name_must_exist_in_the_program(supervisor: FakeSupervisor) -> None:
     average = Average()
     with pytest.raises(LoopError, match="constant .'averages'.: must be a list of names"):
         outlast.train({"box": {"n": 0}}, 1, constant=["averages"])
@@ -325,7 +325,9 @@ PLACES = {
 
 
 @pytest.mark.parametrize("left_out", ALL)
-def test_what_a_state_dict_leaves_out_is_named(supervisor: FakeSupervisor, left_out: str) -> None:
+def test_values_missing_from_a_state_dict_are_named(
+    supervisor: FakeSupervisor, left_out: str
+) -> None:
     def make() -> Trainer:
         return Trainer(*(name for name in ALL if name != left_out))
 
@@ -376,7 +378,7 @@ class Renamed:
         self._seen = set(range(1, values["seen"] + 1))
 
 
-def test_what_is_saved_in_another_form_passes(supervisor: FakeSupervisor) -> None:
+def test_values_saved_in_another_form_pass(supervisor: FakeSupervisor) -> None:
     first, again = Renamed(), Renamed()
     assert train(supervisor, {"average": first}, first.train) == []
     supervisor.resume_from(2)
@@ -384,7 +386,7 @@ def test_what_is_saved_in_another_form_passes(supervisor: FakeSupervisor) -> Non
     assert vars(again).keys() == vars(first).keys()
 
 
-def test_a_live_object_is_not_touched_by_the_trial(supervisor: FakeSupervisor) -> None:
+def test_the_trial_does_not_touch_a_live_object(supervisor: FakeSupervisor) -> None:
     first = Trainer("n")
     train(supervisor, {"trainer": first}, first.train)
     assert first.losses == [0.0, 1.0, 2.0, 3.0, 4.0] and first.w.tolist() == [4, 4, 4]

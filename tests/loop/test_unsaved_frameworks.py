@@ -137,7 +137,7 @@ def test_schedules_in_the_state_pass(supervisor: FakeSupervisor, kind: Callable[
     assert train(supervisor, named(again), again.step, last=6) == []
 
 
-def test_what_only_looks_on_passes(supervisor: FakeSupervisor) -> None:
+def test_an_object_that_only_observes_passes(supervisor: FakeSupervisor) -> None:
     parts, teacher, loss = Parts(), Parts(7).model.eval(), torch.nn.MSELoss()
     for item in teacher.parameters():
         item.requires_grad_(False)

@@ -36,7 +36,7 @@ def train(supervisor: FakeSupervisor, part: object, step_of: Callable[[int], Non
             assert run._side.session.wait_committed(5)
 
 
-def test_what_a_restore_leaves_out_ends_the_run_with_its_place(supervisor: FakeSupervisor) -> None:
+def test_a_value_that_a_restore_leaves_out_ends_the_run_by_name(supervisor: FakeSupervisor) -> None:
     part = Forgetful()
 
     def late(step: int) -> None:
@@ -80,7 +80,7 @@ with outlast.train({"two": two, "box": box}, 8, run_dir="run", arguments={},
 """
 
 
-def test_one_object_in_two_places_must_be_one_again_and_the_checkpoint_stays(
+def test_a_shared_object_must_be_shared_again_and_the_checkpoint_stays(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "walk.py").write_text(PROGRAM)
@@ -146,7 +146,7 @@ def test_another_order_in_memory_or_of_names_makes_no_difference(tmp_path: Path)
         verify.check(values, before)
 
 
-def test_two_names_of_one_object_stay_one_and_two_stay_two(tmp_path: Path) -> None:
+def test_shared_objects_stay_shared_and_separate_ones_stay_separate(tmp_path: Path) -> None:
     """Under two names, one object is saved once; a program with two objects is refused."""
     array, box = np.zeros(3), {"n": 0}
 

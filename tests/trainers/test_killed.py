@@ -27,7 +27,7 @@ def check(tmp_path: Path, name: str, *, kills: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["dummy", "digits"])
-def test_killed_it_ends_with_the_same_bytes(tmp_path: Path, name: str) -> None:
+def test_a_killed_script_ends_with_the_same_bytes(tmp_path: Path, name: str) -> None:
     check(tmp_path, name, kills=1)
 
 

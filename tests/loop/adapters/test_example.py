@@ -51,7 +51,7 @@ def test_a_killed_run_ends_with_the_undisturbed_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.frameworks
-def test_the_file_before_runs_too(tmp_path: Path) -> None:
+def test_the_unchanged_file_runs_too(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     command = [sys.executable, str(EXAMPLES / "own_trainer_before.py"), "--epochs", "10"]
     done = programs.run(tmp_path, command)

@@ -112,7 +112,7 @@ def test_a_module_that_appears_is_refused() -> None:
         state.capture_all({"box": box}, begun)
 
 
-def test_a_copy_of_the_best_model_that_is_made_before(tmp_path: Path) -> None:
+def test_a_copy_of_the_best_model_made_before_training(tmp_path: Path) -> None:
     mine, theirs = start(), start()
     for parts in (mine, theirs):
         parts["best"] = nnx.clone(parts["model"])
@@ -124,7 +124,7 @@ def test_a_copy_of_the_best_model_that_is_made_before(tmp_path: Path) -> None:
     assert same(mine, theirs) is None and same({"m": mine["best"]}, {"m": mine["model"]})
 
 
-def test_a_state_that_is_split_off(tmp_path: Path) -> None:
+def test_a_split_off_state_is_saved(tmp_path: Path) -> None:
     """The functional way: a dict holds the state, and a jitted function gives the next one."""
 
     def begin() -> tuple[Any, dict[str, Any]]:

@@ -102,7 +102,7 @@ def test_random_keys_resume(tmp_path: Path, impl: str) -> None:
         (jnp.zeros(3, jnp.bfloat16), r"is an array \(3,\) of bfloat16: the checkpoint"),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path: Path, held: Any, says: str) -> None:
+def test_a_mismatch_is_refused_by_name(tmp_path: Path, held: Any, says: str) -> None:
     save(tmp_path / "s", {"box": {"w": jnp.ones(3)}})
     with pytest.raises(DoesNotFit, match=rf"state\['box'\]\['w'\] {says}"):
         load(tmp_path / "s", {"box": {"w": held}})
@@ -157,7 +157,7 @@ def test_arrays_over_several_devices(tmp_path: Path) -> None:
     assert "state['box']['a'] is a JAX array over 2 devices, which did not exist" in done.stdout
 
 
-def test_one_array_in_two_places_is_one_and_equal_ones_are_two(tmp_path: Path) -> None:
+def test_a_shared_array_stays_shared_and_equal_arrays_stay_separate(tmp_path: Path) -> None:
     begin = jnp.zeros(3)
     mine = {"box": {"now": jnp.ones(3), "best": jnp.ones(3)}, "one": {}}
     mine["one"] |= {"x": mine["box"]["now"]}
@@ -201,7 +201,7 @@ def test_a_reference_is_changed_in_place(tmp_path: Path) -> None:
     assert theirs["r"] is held and held[...].tolist() == [1, 1, 1]
 
 
-def test_what_a_wider_type_needs_is_said(tmp_path: Path) -> None:
+def test_the_error_says_what_a_wider_type_needs(tmp_path: Path) -> None:
     jax.config.update("jax_enable_x64", True)
     try:
         save(tmp_path / "s", {"box": {"w": jnp.ones(2)}})
@@ -211,7 +211,7 @@ def test_what_a_wider_type_needs_is_said(tmp_path: Path) -> None:
         load(tmp_path / "s", {"box": {}})
 
 
-def test_arrays_that_are_gone_or_not_there_yet_are_refused() -> None:
+def test_deleted_and_missing_arrays_are_refused() -> None:
     value = jnp.ones(3)
     jax.jit(lambda x: x + 1, donate_argnums=0)(value)
     value.delete()  # as donation does where the device can
@@ -232,7 +232,7 @@ def test_arrays_that_are_gone_or_not_there_yet_are_refused() -> None:
 @pytest.mark.parametrize(
     "value", [jnp.ones(2), jax.random.key(0), optax.adam(0.1).init(PARAMS)], ids=str
 )
-def test_what_cannot_change_belongs_into_a_dict(value: Any) -> None:
+def test_an_immutable_value_must_be_in_a_dict(value: Any) -> None:
     with pytest.raises(StateError, match=r"state\['x'\] is .*such as box = {'x': …}"):
         state.check_top({"x": value})
 
@@ -270,7 +270,7 @@ def layer(number: float) -> Layer:
     return Layer(jnp.full(3, number), (jnp.asarray(number), None))
 
 
-def test_a_frozen_pytree_is_rebuilt_from_what_the_program_starts_with(tmp_path: Path) -> None:
+def test_a_frozen_pytree_is_rebuilt_from_the_programs_initial_one(tmp_path: Path) -> None:
     mine, theirs = {"box": {"m": layer(1)}}, {"box": {"m": layer(2)}}
     begun = state.survey(mine)
     mine["box"]["m"] = jax.tree.map(lambda x: x * 3, mine["box"]["m"])
@@ -283,7 +283,7 @@ def test_a_frozen_pytree_is_rebuilt_from_what_the_program_starts_with(tmp_path: 
         state.capture_all(mine, begun)
 
 
-def test_a_pytree_that_can_change_stays_the_object_that_it_is(tmp_path: Path) -> None:
+def test_a_mutable_pytree_stays_the_same_object(tmp_path: Path) -> None:
     mine, theirs = ({"r": Running(jnp.asarray(total), total, "loss")} for total in (2.0, 1.0))
     held = theirs["r"]
     state.check_top(mine)
@@ -302,7 +302,7 @@ def test_a_pytree_that_appears_is_refused() -> None:
 # What never changes
 
 
-def test_a_name_that_is_bound_again_is_reported_and_a_resume_refused(tmp_path: Path) -> None:
+def test_a_rebound_name_is_reported_and_a_resume_refused(tmp_path: Path) -> None:
     params = dict(PARAMS)
     watch = unchanged.Watch({"params": params}, inline=True)
     watch.begin(0)

@@ -125,7 +125,7 @@ def test_bfloat16_weights_keep_their_bits(tmp_path: Path) -> None:
         (lambda: keras.optimizers.Adam(), "call build(model.trainable_variables)"),
     ],
 )
-def test_what_has_no_variables_yet_is_refused(tmp_path: Path, make: Any, says: str) -> None:
+def test_a_layer_without_variables_is_refused(tmp_path: Path, make: Any, says: str) -> None:
     with pytest.raises(StateError) as caught:
         save(tmp_path / "s", {"x": make()})
     assert "state['x']" in str(caught.value) and says in str(caught.value)
@@ -141,7 +141,7 @@ def test_what_has_no_variables_yet_is_refused(tmp_path: Path, make: Any, says: s
         (lambda: {}, "is dict: the checkpoint holds a Keras Layer"),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path: Path, theirs: Any, says: str) -> None:
+def test_a_mismatch_is_refused_by_name(tmp_path: Path, theirs: Any, says: str) -> None:
     with pytest.raises(DoesNotFit) as caught:
         load_unbuilt(save(tmp_path / "s", {"m": build()}), {"m": theirs()})
     assert "state['m']" in str(caught.value) and says in str(caught.value)
@@ -246,7 +246,7 @@ def test_attributes_of_the_programs_own_classes_are_saved(
     assert mine["optimizer"].calls == theirs["optimizer"].calls == 6
 
 
-def test_what_changes_in_an_attribute_that_cannot_be_saved_is_refused_by_name() -> None:
+def test_a_changing_attribute_that_cannot_be_saved_is_refused_by_name() -> None:
     mine = with_own()
     begun = state.survey(mine)
     mine["model"].layers[-1].own.value += 1

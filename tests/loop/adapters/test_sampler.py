@@ -49,7 +49,7 @@ def test_options() -> None:
         ({"batch_size": 20, "drop_last": True}, "10 rows give no full batch"),
     ],
 )
-def test_what_gives_no_batches_is_refused(args: dict[str, Any], says: str) -> None:
+def test_a_sampler_without_batches_is_refused(args: dict[str, Any], says: str) -> None:
     with pytest.raises(LoopError) as caught:
         BatchSampler(**{"size": 10, "batch_size": 3, **args})
     assert says in str(caught.value)

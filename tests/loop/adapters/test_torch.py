@@ -82,7 +82,7 @@ def test_parameters_come_back_as_parameters(tmp_path: Path) -> None:
         (lambda: {"a": torch.zeros(4)[:3], "b": torch.zeros(4)}, None),
     ],
 )
-def test_what_cannot_be_saved_is_named(tmp_path: Path, make: Any, says: str | None) -> None:
+def test_unsavable_state_is_refused_by_name(tmp_path: Path, make: Any, says: str | None) -> None:
     if says is None:
         save(tmp_path / "s", {"x": make()})
         assert (tmp_path / "s" / "state.json").exists()
@@ -302,7 +302,7 @@ def test_the_dtype_of_an_optimisers_state_is_kept(tmp_path: Path) -> None:
     assert theirs.state[param]["exp_avg"].tolist() == torch.tensor([0.1, 1e-9, 3.0]).tolist()
 
 
-def test_wrappers_are_taken_off(tmp_path: Path) -> None:
+def test_wrappers_are_removed(tmp_path: Path) -> None:
     plain, other = Net(1), Net(2)
     load(save(tmp_path / "s", {"m": torch.compile(plain)}), {"m": other})
     assert same({"m": plain}, {"m": other}) is None
@@ -338,7 +338,7 @@ def test_frozen_parameters_and_modes_come_back(tmp_path: Path) -> None:
         (lambda: torch.Generator(), lambda: torch.ones(3), "holds a torch.Generator"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named(tmp_path: Path, mine: Any, theirs: Any, says: str) -> None:
+def test_a_mismatch_is_refused_by_name(tmp_path: Path, mine: Any, theirs: Any, says: str) -> None:
     with pytest.raises(DoesNotFit) as caught:
         load(save(tmp_path / "s", {"m": mine()}), {"m": theirs()})
     assert says in str(caught.value)

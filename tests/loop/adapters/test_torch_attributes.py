@@ -95,7 +95,7 @@ def train(net: Any) -> None:
         net.extra[0].weight += 1
 
 
-def test_all_that_a_module_holds_comes_back(tmp_path: Path) -> None:
+def test_all_attributes_of_a_module_are_restored(tmp_path: Path) -> None:
     mine, theirs = {"m": Net()}, {"m": Net()}
     begun = state.survey(mine)
     train(mine["m"])
@@ -150,7 +150,7 @@ def test_one_object_in_the_module_and_in_the_state(tmp_path: Path) -> None:
         (lambda net: net.all.append(3), r"\.all"),
     ],
 )
-def test_what_changes_and_cannot_be_saved_is_refused(change: Any, place: str) -> None:
+def test_a_changing_value_that_cannot_be_saved_is_refused(change: Any, place: str) -> None:
     mine = {"m": Net()}
     begun = state.survey(mine)
     state.capture_all(mine, begun)
@@ -189,7 +189,9 @@ class LateModule(nn.Linear):
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_attributes_of_objects_that_had_none_come_back(tmp_path: Path, fresh: bool) -> None:
+def test_attributes_are_restored_into_objects_without_attributes(
+    tmp_path: Path, fresh: bool
+) -> None:
     """And those of objects that have none any more are gone."""
 
     def start() -> dict[str, Any]:

@@ -63,7 +63,7 @@ def test_sharded_parameters_are_refused_by_name() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:FSDP is switching:UserWarning")
-def test_a_module_that_gathers_its_shards_is_refused_and_not_waited_for() -> None:
+def test_a_module_that_gathers_its_shards_is_refused_at_once() -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     sharded = nn.Sequential(FullyShardedDataParallel(model(), device_id=torch.device("cpu")))

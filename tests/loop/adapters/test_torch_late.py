@@ -52,7 +52,7 @@ def test_a_module_that_appears_is_refused_unless_it_is_one_of_the_start(tmp_path
         state.capture_all(mine, begun)
 
 
-def test_what_changes_its_shape_is_refused() -> None:
+def test_an_array_that_changes_its_shape_is_refused() -> None:
     model = torch.nn.Linear(2, 2)
     mine = {"o": torch.optim.SGD([model.weight], 0.1)}
     begun = state.survey(mine)
@@ -69,7 +69,7 @@ class Metric(torch.nn.Module):
         self.total = torch.zeros(1)
 
 
-def test_a_module_of_which_nothing_would_be_saved_is_refused() -> None:
+def test_a_module_without_state_is_refused() -> None:
     with pytest.raises(StateError, match=r"state\['m'\] is .*whose state_dict\(\) is empty"):
         state.survey({"m": torch.nn.ReLU()})
 

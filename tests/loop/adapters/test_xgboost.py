@@ -114,7 +114,7 @@ def test_wrappers_resume_to_the_same_bytes(tmp_path: Path, name: str) -> None:
     assert one == two
 
 
-def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+def test_a_mismatch_is_refused_by_name(tmp_path: Path) -> None:
     booster = boosted(new(), 0, 1)
     with pytest.raises(DoesNotFit, match="state\\['b'\\] is dict: the checkpoint holds an XGBoost"):
         load(save(tmp_path / "s", {"b": booster}), {"b": {}})
