@@ -1,1 +1,1 @@
-"""The programs that the cost bench runs as processes; each prints one JSON object at its end."""
+"""What the cost bench runs as processes of their own; each prints one JSON object at its end."""

