@@ -166,7 +166,7 @@ def _template(
         "service_account": identity.email, "labels": config.labels,
         "network": base.network, "subnetwork": base.subnetwork,
         "external_ip": config.network_rules.external_ip, "tags": config.tags,
-        "deadline": pin.deadline, "metadata": metadata,
+        "deadline": pin.deadline, "now": settings.now(), "metadata": metadata,
     }, base.opts)  # fmt: skip
 
 

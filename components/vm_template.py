@@ -1,11 +1,12 @@
 """The instance template of a run's VMs."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict, cast
 
 import pulumi
 from pulumi_gcp import compute
 
+from outlast.base.codec import parse_time
 from outlast.spec import labels
 
 COMPONENT = "vm-template"
@@ -19,6 +20,11 @@ LOCAL_SSD_GB = 375
 
 HOST_ERROR_SEC = 90
 """The shortest time after which the platform gives up a silent host."""
+
+SHORT_RUN_SEC = 60
+"""Limit of a VM whose deadline is over; the platform takes 30 s to 120 days (page "Limit the run
+time of a VM", read in November 2026).
+"""
 
 
 class VmTemplateArgs(TypedDict):
@@ -54,6 +60,8 @@ class VmTemplateArgs(TypedDict):
     """The stack's labels."""
     deadline: pulumi.Input[str]
     """Time at which every VM of this template is deleted."""
+    now: str
+    """The current time: the platform refuses a template whose deadline is over."""
     spot: bool
     """Plain bool: it decides the shape of the template."""
     restarts: bool
@@ -155,11 +163,20 @@ def _local_ssd() -> compute.InstanceTemplateDiskArgsDict:
 def _scheduling(args: VmTemplateArgs) -> compute.InstanceTemplateSchedulingArgsDict:
     """The scheduling options, which only work together.
 
+    A deadline that is over becomes a short limit: the group then has size 0, and a VM that someone
+    adds is deleted soon.
+
     Spot is declared twice (`preemptible` and the model) and forbids automatic restart. The
     termination action is DELETE: the group recreates a preempted VM either way, a stopped one would
     bill its disk meanwhile, and a group allows no other action with a time limit. A VM with a GPU
     cannot be moved, and its dead host would be noticed late.
     """
+    now = parse_time(args["now"])
+    deadline = pulumi.Output.from_input(args["deadline"])
+    ends = deadline.apply(lambda text: text if parse_time(text) > now else None)
+    lasts: pulumi.Output[Any] = ends.apply(
+        lambda text: None if text else {"seconds": SHORT_RUN_SEC}
+    )
     if not args["spot"]:
         standard: compute.InstanceTemplateSchedulingArgsDict = {
             "provisioning_model": "STANDARD",
@@ -167,7 +184,8 @@ def _scheduling(args: VmTemplateArgs) -> compute.InstanceTemplateSchedulingArgsD
             "automatic_restart": True,
             "on_host_maintenance": "TERMINATE" if args["restarts"] else "MIGRATE",
             "instance_termination_action": "DELETE",
-            "termination_time": args["deadline"],
+            "termination_time": cast(Any, ends),
+            "max_run_duration": lasts,
         }
         if args["restarts"]:
             standard["host_error_timeout_seconds"] = HOST_ERROR_SEC
@@ -178,7 +196,8 @@ def _scheduling(args: VmTemplateArgs) -> compute.InstanceTemplateSchedulingArgsD
         "automatic_restart": False,
         "on_host_maintenance": "TERMINATE",
         "instance_termination_action": "DELETE",
-        "termination_time": args["deadline"],
+        "termination_time": cast(Any, ends),
+        "max_run_duration": lasts,
     }
     if args["notice"]:
         spot["preemption_notice_duration"] = {"seconds": NOTICE_SEC}

@@ -164,6 +164,10 @@ _FEW_PATHS = Rule(
 Count = Annotated[int, Field(ge=0)]
 Minutes = Annotated[int, Field(ge=1, le=525_600)]
 """A year at most."""
+RunMinutes = Annotated[int, Field(ge=1, le=172_800)]
+"""120 days at most, as the platform allows (page "Limit the run time of a VM", read in November
+2026).
+"""
 Seconds = Annotated[int, Field(ge=1, le=86_400)]
 """A day at most."""
 SecondsOr0 = Annotated[int, Field(ge=0, le=86_400)]

@@ -16,7 +16,16 @@ from outlast.cloud import images
 from outlast.cloud import recipe as recipes
 from outlast.machines import machines
 from outlast.settings import formats
-from outlast.settings.formats import Count, DataPaths, Globs, Minutes, Seconds, SecondsOr0, one_of
+from outlast.settings.formats import (
+    Count,
+    DataPaths,
+    Globs,
+    Minutes,
+    RunMinutes,
+    Seconds,
+    SecondsOr0,
+    one_of,
+)
 from outlast.spec import network_rules
 from outlast.spec.command_words import RESULT_GB_MAX
 from outlast.spec.delivery import KINDS
@@ -272,7 +281,7 @@ class HowItContinues(Section):
 class Limits(Section):
     """Limits"""
 
-    max_run_minutes: Minutes = Field(
+    max_run_minutes: RunMinutes = Field(
         1440,
         description=(
             "Minutes after the run was first declared at which its VM is deleted for the last"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pulumi
 
+from outlast.base.codec import format_time
 from outlast.base.folders import PACKAGE, missing_data
 from outlast.base.suggest import did_you_mean
 from outlast.bucket.layout import Layout
@@ -132,6 +133,11 @@ def baked(settings: Settings, code: Code) -> recipes.Baked:
         return recipes.read(settings.recipe, errors.project(), bundle_sha256=code.sha256)
     except recipes.RecipeError as error:
         raise SettingsError(str(error)) from None
+
+
+def now() -> str:
+    """The current time as RFC 3339."""
+    return format_time(datetime.now(UTC))
 
 
 def week() -> str:

@@ -64,6 +64,7 @@ def template(**changes):
             "metadata": {"startup-script": "#!/bin/bash\n"},
             "labels": LABELS,
             "deadline": "2026-11-27T23:59:59Z",
+            "now": "2026-11-27T23:59:58Z",
             "accelerator": "",
             "accelerator_count": 0,
             "local_ssd": 0,
@@ -318,3 +319,14 @@ def test_a_look_up_through_the_engine_would_fail_the_test():
     answers = inventory.Answers()
     with pytest.raises(AssertionError, match="no look-up"):
         answers.call(pulumi.runtime.MockCallArgs("gcp:storage/getBucket:getBucket", {}, ""))
+
+
+@pytest.mark.parametrize("spot", [True, False])
+def test_a_deadline_that_is_over_becomes_a_short_limit(spot: bool):
+    """The platform refuses a template whose time is over, and a template without a limit bills."""
+    recorder = inventory.record(lambda: template(spot=spot, now="2026-11-27T23:59:59Z") and None)
+    (found,) = [one for one in recorder.declared.values() if "InstanceTemplate" in one.type]
+    scheduling = found.inputs["scheduling"]
+    assert "terminationTime" not in scheduling
+    assert scheduling["maxRunDuration"] == {"seconds": 60}
+    assert scheduling["instanceTerminationAction"] == "DELETE"

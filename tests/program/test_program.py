@@ -58,6 +58,7 @@ def test_the_example_stack(program, monkeypatch):
     code = settings.Code("bundle.zip", "experiments/dev/bundles/00.zip", "00")
     monkeypatch.setattr(settings, "bundle", lambda config: code)
     monkeypatch.setattr(settings, "week", lambda: "2026w49")
+    monkeypatch.setattr(settings, "now", lambda: "2026-11-27T00:00:00Z")
     inventory.check(program(**{"outlast:run": "0123456789"}), "program_dev")
 
 

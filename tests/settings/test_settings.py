@@ -253,7 +253,7 @@ def test_a_machine_with_gpus_says_so():
         ("bootDiskGb", 10, 65_536),
         ("stopSec", 0, 86_400),
         ("keepVmMinutes", 1, 525_600),
-        ("maxRunMinutes", 1, 525_600),
+        ("maxRunMinutes", 1, 172_800),
     ],
 )
 def test_the_bounds_of_numbers_that_a_machine_has(key, least, most):
@@ -509,7 +509,7 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
         ("experiment", "a-", "not end in a dash"),
         ("experiment", "1a", "begin with a letter"),
         ("maxRunMinutes", "0", "outlast:maxRunMinutes '0': must be a whole number from 1 to"),
-        ("maxRunMinutes", "9999999", "from 1 to 525600"),
+        ("maxRunMinutes", "172801", "from 1 to 172800"),
         ("maxStallMinutes", "0", "from 1 to 525600"),
         ("maxStallMinutes", "525601", "from 1 to 525600"),
         ("resume", "-1", "a whole number from 0 to 9999"),
@@ -825,21 +825,32 @@ def test_a_bucket_elsewhere_is_said(bucket_answer, monkeypatch):
     assert "is in us, the VMs in europe-west4" in said and "billed" in said
 
 
-def test_an_unreachable_cloud_is_not_a_missing_bucket(bucket_answer, monkeypatch):
+@pytest.mark.parametrize("dry", [True, False], ids=["preview", "up"])
+def test_a_bucket_that_cannot_be_looked_up_is_a_warning_and_no_missing_one(
+    bucket_answer, monkeypatch, dry
+):
     from google.auth.exceptions import DefaultCredentialsError
 
-    monkeypatch.setattr(pulumi.log, "info", lambda message: None)
+    warned = []
+    monkeypatch.setattr(pulumi.log, "warn", warned.append)
+    monkeypatch.setattr(pulumi.runtime, "is_dry_run", lambda: dry)
     for error in (DefaultCredentialsError("none"), ConnectionError("refused")):
         bucket_answer(error)
-        assert lookups.find_bucket(check(HERE)) == FoundBucket()
+        if dry:
+            assert lookups.find_bucket(check(HERE)) == FoundBucket()
+            assert "whether open runs are protected is not checked" in warned.pop()
+        else:
+            with pytest.raises(SettingsError, match="cannot be looked up .* is unknown; run pul"):
+                lookups.find_bucket(check(HERE))
 
 
-def test_a_cloud_that_is_down_is_not_a_missing_bucket(monkeypatch):
+def test_a_cloud_that_is_down_is_said_in_one_line(monkeypatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
-    logged = []
-    monkeypatch.setattr(pulumi.log, "info", logged.append)
+    monkeypatch.setattr(pulumi.runtime, "is_dry_run", lambda: True)
+    warned = []
+    monkeypatch.setattr(pulumi.log, "warn", warned.append)
     assert lookups.find_bucket(check(HERE)) == FoundBucket()
-    assert len(logged) == 1 and "\n" not in logged[0]
+    assert len(warned) == 1 and "\n" not in warned[0]
 
 
 # -- The code's look-up

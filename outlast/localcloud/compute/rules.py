@@ -30,6 +30,7 @@ HEALTH_CHECK_DEFAULTS = {
     "unhealthyThreshold": 2,
 }
 SHORTEST_RUN_SEC = 30
+LONGEST_RUN_SEC = 120 * 86_400
 MOST_VERSIONS = 2
 LIMITS = ("maxSurge", "maxUnavailable")
 """The limits of an update policy."""
@@ -248,10 +249,9 @@ def checked_scheduling(
         )
     if scheduling.get("maxRunDuration"):
         limit_sec = duration_sec(scheduling["maxRunDuration"])
-        if limit_sec < SHORTEST_RUN_SEC:
-            raise invalid(
-                f"{field}.maxRunDuration", limit_sec, f"Must be at least {SHORTEST_RUN_SEC} s."
-            )
+        if not SHORTEST_RUN_SEC <= limit_sec <= LONGEST_RUN_SEC:
+            rule = f"Must be {SHORTEST_RUN_SEC} s to {LONGEST_RUN_SEC} s."
+            raise invalid(f"{field}.maxRunDuration", limit_sec, rule)
     if scheduling.get("terminationTime"):
         try:
             from_rfc3339(scheduling["terminationTime"])
