@@ -80,17 +80,22 @@ PROSE = {
     "is no": r"(?<![Tt]here )\bis no (?!longer\b)",
     "lies": r"\b(?:lies|lay)\b",
     "made again": r"\bma(?:de|kes?) (?:it )?again\b",
+    "mend": r"\b[Mm]end(?:s|ed|ing)?\b",
     "misfortune": r"\bmisfortunes?\b",
     # Also the name of Unix' user without rights.
-    "nobody": r"(?<!user )(?<![:/`])\b[Nn]obody\b(?![:@`/\"'])",
-    "of its own": r"\bof its own\b",
-    "somebody": r"\b[Ss]omebody\b",
+    "nobody": r"(?<!user )(?<!as )(?<![:/`])\b[Nn]obody\b(?![:@`/\"'])",
+    "of its own": r"\bof (?:its|their) own\b",
+    "somebody": r"\b[Ss]omebodys?\b",
     "stands in": r"\bst(?:ands|ood) (?:at|below|in|on)\b",
     "told": r"\btold\b",
     "told-truly": r"\btold-truly\b",
     "whoever": r"\b[Ww]hoever\b",
 }
-"""Phrases with a plainer word: continues, is in, someone, is, happens to, forever, recreated."""
+"""Phrases that neither prose nor a name has, because there is a plainer word: continues, is in,
+someone, says, is not, separate, happens to, forever, recreated, recover."""
+
+ALLOWED = {"NOBODY"}
+"""The user id of Unix' user without rights."""
 
 OURS = Path(__file__).relative_to(ROOT).as_posix()
 """This file names what it forbids."""
@@ -137,7 +142,7 @@ def prose_of(text: str) -> Iterator[tuple[int, str]]:
 
 
 def bad_names(text: str) -> list[str]:
-    """The identifiers of a Python file that have a word of another time, with their lines."""
+    """The identifiers of a Python file that have a better word, with their lines."""
     bad = {name for name in set(re.findall(r"[A-Za-z_]\w*", text)) if is_bad(name)}
     if not bad:
         return []  # tokens take a hundred times as long
@@ -146,7 +151,15 @@ def bad_names(text: str) -> list[str]:
 
 @functools.cache
 def is_bad(name: str) -> bool:
-    return name in CLASSES or bool(INSTEAD.keys() & set(words_of(name)))
+    if name in ALLOWED:
+        return False
+    words = words_of(name)
+    return name in CLASSES or bool(INSTEAD.keys() & set(words)) or has_phrase(words)
+
+
+def has_phrase(words: list[str]) -> bool:
+    text = " ".join(words)
+    return any(re.search(pattern, text) for pattern in PROSE.values())
 
 
 def bad_prose(lines: Iterable[tuple[int, str]]) -> list[str]:
@@ -184,6 +197,7 @@ def test_scripts_and_scenarios_have_the_glossarys_words():
             f"{number}: {line.strip()[:90]}"
             for number, line in enumerate((ROOT / name).read_text().split("\n"), 1)
             if INSTEAD.keys() & set(words_of(line))
+            or any(map(is_bad, re.findall(r"\w+_\w+", line)))
         ]
         for name in tracked(CODE)
         if name[-3:] != ".py"
@@ -192,11 +206,12 @@ def test_scripts_and_scenarios_have_the_glossarys_words():
 
 
 def test_files_have_the_glossarys_words():
+    stems = {name: Path(name).stem for name in [*tracked(CODE), *tracked(DOCS)]}
     bad = [
         name
-        for name in [*tracked(CODE), *tracked(DOCS)]
-        if FILES.keys() & set(re.split(r"[_-]", Path(name).stem))
-        and not re.search(r"process_tree", name)
+        for name, stem in stems.items()
+        if "process_tree" not in stem
+        and (FILES.keys() & set(re.split(r"[_-]", stem)) or has_phrase(words_of(stem)))
     ]
     assert not bad
 
@@ -274,6 +289,12 @@ def test_the_better_word_is_in_the_glossary(word: str):
         "twinEngine = 1\n",
         "call(barren_terms=3)\n",
         "from outlast.supervisor import door\n",
+        "def test_a_run_goes_on_after_a_kill(): ...\n",
+        "def leave_for_good(): ...\n",
+        "class WhatBecomesOf: ...\n",
+        "told = 1\n",
+        "a_folder_of_its_own = 1\n",
+        "is_no_result = 1\n",
     ],
 )
 def test_a_planted_name_is_found(planted: str):
@@ -305,7 +326,7 @@ def test_a_planted_phrase_is_found(planted: str):
     [
         'say("there is no folder of that name")\n',
         'say("it is no longer there")\n',
-        'say(f"{told} of {nobody}")\n',
+        'say(f"{as_nobody} of {NOBODY}")\n',
         'run_as("nobody")\n',
         "# as the user `nobody`\n",
         "heartbeat = read()\n",

@@ -1,1 +1,1 @@
-"""What the cost bench runs as processes of their own; each prints one JSON object at its end."""
+"""The programs that the cost bench runs as processes; each prints one JSON object at its end."""

@@ -14,6 +14,7 @@ from typing import Any
 from outlast.base.codec import format_time, parse_time
 from outlast.base.exits import BOOT_SEC
 from outlast.bucket.history import Boot
+from outlast.cloud import refusals
 from outlast.cloud.compute import Compute, ComputeError, Group
 
 _BOOT = timedelta(seconds=BOOT_SEC)
@@ -31,6 +32,16 @@ class Vm:
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """Why a group could not create a VM."""
+
+    at: datetime
+    code: str
+    message: str
+    """The platform's own words, on one line; they name the quota or the policy."""
+
+
+@dataclass(frozen=True)
 class Seen:
     """What a group reports."""
 
@@ -40,8 +51,8 @@ class Seen:
     """Its target size."""
     vm: Vm | None
     """The newest."""
-    errors: tuple[tuple[datetime, str], ...] = ()
-    """Error codes that kept it from creating VMs, oldest first."""
+    errors: tuple[Refusal, ...] = ()
+    """What kept it from creating VMs, oldest first."""
 
 
 class BootState(StrEnum):
@@ -88,12 +99,9 @@ def wait_of(
         return Wait(what, None, _joined(said, "its group has target size 0", left))
     if seen and seen.vm is None:
         last = boots[-1].start if boots else attempt or seen.made
-        errors = [error for error in seen.errors if error[0] >= last]
-        why = ""
-        if errors:
-            codes = ", ".join(dict.fromkeys(code for _, code in errors))
-            why = f"its group cannot create a VM: {codes} (tries: {len(errors)})"
-        return Wait(BootState.WAITING, errors[0][0] if errors else None, _joined(said, why))
+        errors = [error for error in seen.errors if error.at >= last]
+        since = errors[0].at if errors else None
+        return Wait(BootState.WAITING, since, _joined(said, _refused(errors)))
     if seen and seen.vm:
         again = bool(boots) and boots[-1].instance_id == seen.vm.id
         since = boots[-1].start if again else seen.vm.created
@@ -117,6 +125,17 @@ def wait_of(
     return Wait(BootState.BOOTING, since, _joined(said, f"{name} boots"))
 
 
+def _refused(errors: Sequence[Refusal]) -> str:
+    """Every code once, the platform's newest message, and what to do about it."""
+    if not errors:
+        return ""
+    codes = ", ".join(dict.fromkeys(error.code for error in errors))
+    last = errors[-1]
+    said = f": {last.message}" if last.message else ""
+    why = f"its group cannot create a VM: {codes} (tries: {len(errors)}){said}"
+    return _joined(why.rstrip("."), refusals.remedy(last.code, last.message))
+
+
 def look(group: Group) -> Seen | None:
     """Asks the group; None if the API does not answer or the group does not exist."""
     compute = Compute(group.project)
@@ -127,14 +146,18 @@ def look(group: Group) -> Seen | None:
         addresses = [member["instance"] for member in members if member.get("instanceStatus")]
         vms = [_vm(compute, address) for address in addresses]
         errors = [
-            (parse_time(error["timestamp"]), str(error["error"]["code"]))
+            Refusal(
+                parse_time(error["timestamp"]),
+                str(error["error"]["code"]),
+                " ".join(str(error["error"].get("message") or "").split()),
+            )
             for error in compute.listed(f"{path}/listErrors")
         ]
         return Seen(
             parse_time(found["creationTimestamp"]),
             int(found["targetSize"]),
             max(vms, key=lambda vm: vm.created, default=None),
-            tuple(sorted(errors)),
+            tuple(sorted(errors, key=lambda error: error.at)),
         )
     except (ComputeError, KeyError, TypeError, ValueError):
         return None

@@ -2,8 +2,7 @@
 
 OperateError
 ├── EngineError     no engine that fits, or the engine ended with an error
-│   ├── NoEngine    it is not on PATH
-│   └── NoPlugin    Google's provider plugin is not installed
+│   └── NoEngine    it is not on PATH
 ├── CloudError      the local cloud did not start or does not answer
 └── RehearsalError  the rehearsal could not be carried out (a broken guarantee is not an error)
 """
@@ -27,10 +26,6 @@ class EngineError(OperateError):
 
 class NoEngine(EngineError):
     """There is no `pulumi` on PATH."""
-
-
-class NoPlugin(EngineError):
-    """Google's provider plugin is not installed."""
 
 
 class CloudError(OperateError):

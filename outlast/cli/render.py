@@ -390,8 +390,16 @@ def show_review(review: Review) -> None:
     line()
     for broken in review.broken:
         line(f"REFUSED  {_named(broken.rule, broken.resource)}: {broken.why}")
+    for text in review.not_checked:
+        line(f"GUARD NOT CHECKED  {text}")
     if not review.broken:
         line("no rule is broken")
+
+
+def refused_as_markdown(stack: str | None, error: Exception) -> str:
+    """The comment where there is no review, because of the error."""
+    name = f"stack `{_code(stack)}`" if stack else "the selected stack"
+    return f"### Outlast: {name}\n\n**Refused**\n\n- {_markdown(str(error))}"
 
 
 def as_markdown(review: Review) -> str:
@@ -423,6 +431,9 @@ def as_markdown(review: Review) -> str:
         ]
     else:
         lines.append("No rule is broken.")
+    if review.not_checked:
+        lines += ["", "**Guard not checked**", ""]
+        lines += [f"- {_markdown(text)}" for text in review.not_checked]
     remarks = [*(f"warning: {text}" for text in review.warnings), *review.advice]
     if remarks:
         lines += ["", *(f"- {_markdown(text)}" for text in remarks)]

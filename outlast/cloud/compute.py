@@ -75,11 +75,13 @@ class Compute:
         project: str = "",
         timeout_sec: float = ANSWER_TIMEOUT_SEC,
     ) -> Json:
-        """Calls a path below the project and returns the answer. Raises ComputeError."""
-        what = path.partition("?")[0]
+        """Calls a path below the project, the project itself (an empty path) or a method of it
+        (`:name`), and returns the answer. Raises ComputeError.
+        """
+        what, slash = path.partition("?")[0], "" if path[:1] in ("", ":") else "/"
         try:
             return ask(
-                f"{self._base}projects/{project or self.project}/{path}",
+                f"{self._base}projects/{project or self.project}{slash}{path}",
                 what=what,
                 method=method,
                 body=body,

@@ -4,6 +4,7 @@ Pickled by reference into a stack's state: this module's path and its classes' n
 change, or no stack of an older version could be destroyed.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -25,15 +26,22 @@ from outlast.base.exits import State
 from outlast.bucket.head import Head
 from outlast.bucket.layout import Layout
 from outlast.bucket.standing import PLACEMENTS_MAX, content_of, obstacle
-from outlast.bucket.store import NotFound, Store, StoreError, open_store
+from outlast.bucket.store import NotFound, Store, StoreError, Unavailable, open_briefly, open_store
 from outlast.dynamic import boot_image, moved
 from outlast.dynamic.host import Provider, failure, say
 from outlast.spec import changes
 
 _WHERE = ("bucket", "prefix", "run")
 
+SILENT_SEC = 10.0
+"""For so long a bucket that did not answer is not asked again by a check."""
+
 _pinned_before: set[str] = set()
 """Owners whose stack had a pin when this command began."""
+_not_checked: dict[str, str] = {}
+"""By owner, why the last check could not tell whether a run would be replaced."""
+_silent: dict[str, tuple[float, Unavailable]] = {}
+"""When a bucket last did not answer a check, and its error."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,10 @@ class Unreadable(Exception):
 
 class OtherVersion(Exception):
     """Another version of Outlast wrote HEAD, so this one must not touch the run."""
+
+
+class GuardNotChecked(Exception):
+    """Whether an open run would be replaced is unknown, so nothing is started."""
 
 
 def pin(head: Head | None, *, resume: int, limit_minutes: int, now: datetime) -> Pin:
@@ -145,8 +157,8 @@ class RunPinProvider(Provider):
         would replace an open one, a change that the run cannot take, and an image that no longer
         exists.
 
-        If the bucket does not answer, it reports nothing; `create` needs the answer and fails. A
-        run that another version of Outlast has written is refused.
+        If the bucket does not answer, it says that the guard was not checked, and `create` fails.
+        A run that another version of Outlast has written is refused.
         """
         try:
             failures = self._failures(olds, news)
@@ -157,7 +169,7 @@ class RunPinProvider(Provider):
     def _failures(self, olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
         failures = [*_guarded(olds, news), *boot_image.failures(olds, news)]
         try:
-            store, layout = _open(news)
+            store, layout = _open_briefly(news)
             head = read_head(store, layout)
             if head is not None:
                 if head.owner != news["owner"]:
@@ -173,8 +185,8 @@ class RunPinProvider(Provider):
                 f"run {news['run']}: its HEAD cannot be read ({error}), nothing is started;"
                 " outlast repair repairs it"
             )
-        except (StoreError, GoogleAuthError):
-            pass
+        except (StoreError, GoogleAuthError) as error:
+            _remember(news["bucket"], error)
         return failures
 
     def diff(self, _id: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
@@ -189,6 +201,9 @@ class RunPinProvider(Provider):
         return DiffResult(changes=bool(replaces) or moved, replaces=replaces)
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """Raises GuardNotChecked, and StoreError if the bucket does not answer."""
+        if why := _not_checked.get(props["owner"]):
+            raise GuardNotChecked(f"{why}; run pulumi up again when the bucket answers")
         return CreateResult(
             f"{props['prefix']}/{props['run']}/r{int(props['resume'])}",
             {**props, **asdict(_pin_of(props)), "bootImage": boot_image.path(props)},
@@ -261,6 +276,31 @@ def _open(props: dict[str, Any]) -> tuple[Store, Layout]:
     return open_store(f"gs://{props['bucket']}"), Layout(props["prefix"], props["run"])
 
 
+def _open_briefly(props: dict[str, Any]) -> tuple[Store, Layout]:
+    """The same for a check. Raises StoreError."""
+    moment, error = _silent.get(props["bucket"], (float("-inf"), None))
+    if error is not None and time.monotonic() - moment < SILENT_SEC:
+        raise error
+    return open_briefly(f"gs://{props['bucket']}"), Layout(props["prefix"], props["run"])
+
+
+def _remember(bucket: str, error: Exception) -> None:
+    """Remembers a bucket that does not answer."""
+    if isinstance(error, Unavailable) and _silent.get(bucket, (0.0, None))[1] is not error:
+        _silent[bucket] = (time.monotonic(), error)
+
+
+def _guard_not_checked(run: str, news: dict[str, Any], error: Exception) -> None:
+    """Says that the guard was not checked, and makes `create` refuse."""
+    _remember(news["bucket"], error)
+    why = (
+        f"{run}: not checked whether it is open and would be replaced, because"
+        f" gs://{news['bucket']} cannot be read ({error})"
+    )
+    _not_checked[news["owner"]] = why
+    say(why)
+
+
 def _pin_of(props: dict[str, Any]) -> Pin:
     store, layout = _open(props)
     resume, limit = int(props["resume"]), int(props["maxRunMinutes"])
@@ -303,10 +343,11 @@ def _guarded(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
         # The engine's second check of a replacement has no olds either; the first has reported
         # everything.
         return [] if news["owner"] in _pinned_before else _left_open(news)
+    _not_checked.pop(news["owner"], None)
     if same or news["onNewRun"] == "replace":
         return []
     try:
-        store, layout = _open(olds)
+        store, layout = _open_briefly(olds)
         head = read_head(store, layout)
         now = store.now()
         why = _replaced(head, olds, news, now) if head else None
@@ -316,8 +357,9 @@ def _guarded(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
             f" is unknown, because its HEAD cannot be read ({error}); outlast repair"
             f" {_stack(olds)} repairs it, or set outlast:onNewRun to replace to give up the run"
         )
-    except (StoreError, GoogleAuthError):
+    except (StoreError, GoogleAuthError) as error:
         why = None  # a preview needs no cloud, and `create` fails without
+        _guard_not_checked(f"run {olds['run']}", {**news, "bucket": olds["bucket"]}, error)
     return [failure("run", why)] if why else []
 
 
@@ -333,8 +375,9 @@ def _left_open(news: dict[str, Any]) -> list[CheckFailure]:
     """Guards the experiment's runs if the stack has none and would start one; also refuses an
     experiment that holds another owner's runs.
     """
+    _not_checked.pop(news["owner"], None)
     try:
-        store, layout = _open(news)
+        store, layout = _open_briefly(news)
         if read_head(store, layout) is not None:
             return []  # It continues its own run.
         for layout, head in _heads(store, news["prefix"], news["onNewRun"] == "replace"):
@@ -346,8 +389,10 @@ def _left_open(news: dict[str, Any]) -> list[CheckFailure]:
             why = guard(head, layout.run, content, news, up=False, now=store.now())
             if why:
                 return [failure("run", why)]
-    except (StoreError, GoogleAuthError, Unreadable):
-        pass
+    except (NotFound, Unreadable):
+        pass  # There is no bucket yet; and `_failures` speaks of a HEAD that cannot be read.
+    except (StoreError, GoogleAuthError) as error:
+        _guard_not_checked(f"experiment {news['prefix'].rpartition('/')[2]}", news, error)
     return []
 
 

@@ -75,6 +75,14 @@ class Service(Protocol):
         itself."""
 
 
+class OrgPolicies(Protocol):
+    """Organization policies: `outlast.localcloud.iam.org_policies.OrgPolicies`."""
+
+    def violation(self, properties: Mapping[str, Any]) -> str:
+        """Why no VM of these properties may be created; empty if one may."""
+        ...
+
+
 class Permissions(Protocol):
     """Policies, for other services: `outlast.localcloud.iam.policies.Policies`."""
 
@@ -233,6 +241,7 @@ class Cloud:
     """Services by name, in the order in which they start and are reset."""
     senders: Senders
     policies: Permissions
+    org_policies: OrgPolicies
     storage: Objects
     machines: Machines
     faults: Faults

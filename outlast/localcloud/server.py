@@ -71,7 +71,7 @@ def assemble(
     cloud.services = {name: make(cloud) for name, make in services.items()}
     offered: Any = cloud.services
     cloud.machines, cloud.storage = offered["compute"], offered["storage"]
-    cloud.policies = offered["iam"].policies
+    cloud.policies, cloud.org_policies = offered["iam"].policies, offered["iam"].org_policies
     cloud.senders = Senders(cloud.machines, offered["iam"].impersonation.caller)
     faults = cloud.faults = FaultLayer(cloud)
     director = cloud.director = ScenarioDirector(cloud)

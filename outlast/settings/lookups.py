@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pulumi
 
 from outlast.cloud import credentials
+from outlast.settings import allowances
 from outlast.settings.errors import NAMESPACE, SettingsError, bad, first_line
 from outlast.settings.schema import Settings
 from outlast.spec import labels as label_rules
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from google.cloud import storage
 
 DAY_SEC = 86_400
-TIMEOUT_SEC = 10
+TIMEOUT_SEC: Any = (2, 3)
+"""Seconds to connect, and to wait for an answer: a preview must not wait for a bucket that does not
+answer."""
 PROTECTION = ("softDeleteDays", "versioning")
 """Settings that protect a bucket's content. Outlast only strengthens them, because other stacks
 share the bucket.
@@ -35,16 +38,16 @@ class FoundBucket:
 
 
 def look_up(settings: Settings) -> FoundBucket:
-    """Looks up, in parallel, whether the code and the secrets are available and where the bucket
-    is. Raises SettingsError.
+    """Looks up, in parallel, whether the code and the secrets are available, what the project's
+    policies and quotas allow, and where the bucket is. Raises SettingsError.
     """
-    answers = lambda: []  # noqa: E731
+    asked = [allowances.ask(settings)]
     if settings.git or settings.secrets:
         from outlast.settings import sources
 
-        answers = sources.ask(settings.git, settings.secrets)
+        asked.append(sources.ask(settings.git, settings.secrets))
     found = find_bucket(settings)
-    for answer in answers():
+    for answer in (answer for answers in asked for answer in answers()):
         if answer.refusal:
             raise SettingsError(answer.refusal)
         if answer.warning:
@@ -57,8 +60,8 @@ def find_bucket(settings: Settings) -> FoundBucket:
 
     Raises SettingsError if a bucket of that name is not ours or, with bucketMode existing, if it
     does not exist or lacks uniform access. A bucket is ours if it is in this project and has our
-    label. Without credentials or a network nothing is known: a preview needs no cloud, and `up`
-    would fail with the provider's own error.
+    label. Without credentials or a network nothing is known: a preview only warns, because it
+    needs no cloud, and `up` is refused, because an unknown bucket must not count as a missing one.
     """
     from google.api_core.exceptions import GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
@@ -70,7 +73,13 @@ def find_bucket(settings: Settings) -> FoundBucket:
         found = client.lookup_bucket(settings.bucket, timeout=TIMEOUT_SEC, retry=cast(Any, None))
         of_project = None if found is None else _is_of_project(client, settings)
     except (GoogleAPIError, GoogleAuthError, OSError) as error:
-        pulumi.log.info(f"bucket {settings.bucket}: cannot be looked up ({first_line(error)})")
+        why = f"bucket {settings.bucket}: cannot be looked up ({first_line(error)})"
+        if not pulumi.runtime.is_dry_run():
+            raise SettingsError(
+                f"{why}, so whether it exists and whose it is, is unknown; run pulumi up again when"
+                " it answers, as an identity that may read it (docs/teams.md#who-outlast-is)"
+            ) from None
+        pulumi.log.warn(f"{why}; whether open runs are protected is not checked")
         return FoundBucket()
     existing = settings.bucket_mode == "existing"
     if found is None:

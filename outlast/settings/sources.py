@@ -8,10 +8,7 @@ here.
 
 import functools
 import os
-import threading
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from outlast.cloud.compute import (
     CannotAsk,
@@ -19,21 +16,12 @@ from outlast.cloud.compute import (
     ComputeError,
     Missing,
 )
+from outlast.settings.asked import ANSWER_SEC, Answer, Asked
 from outlast.spec import git_host, secrets
 from outlast.spec.delivery import Git
 
 ENDPOINT = "https://secretmanager.googleapis.com/v1/"
 ENDPOINT_VARIABLE = "GOOGLE_SECRET_MANAGER_CUSTOM_ENDPOINT"
-ANSWER_SEC = 10.0
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The result of a check; at most one of them is a sentence."""
-
-    refusal: str = ""
-    warning: str = ""
-    """Why it could not be found out."""
 
 
 def ask(git: Git | None, named: Mapping[str, str]) -> Callable[[], list[Answer]]:
@@ -42,29 +30,12 @@ def ask(git: Git | None, named: Mapping[str, str]) -> Callable[[], list[Answer]]
     """
     once = {name: setting for setting, name in named.items()}
     waiting = [
-        _Asked(_about_secret(setting, name), functools.partial(secret, setting, name))
+        Asked(_about_secret(setting, name), functools.partial(secret, setting, name))
         for name, setting in once.items()
     ]
     if git and not git.secret:
-        waiting.append(_Asked(_about_repository(git), functools.partial(repository, git)))
+        waiting.append(Asked(_about_repository(git), functools.partial(repository, git)))
     return lambda: [asked.answer() for asked in waiting]
-
-
-class _Asked:
-    """One check, in a thread."""
-
-    def __init__(self, about: str, question: Callable[[], Answer]) -> None:
-        self._about = about
-        self._found: list[Answer] = []
-        self._until = time.monotonic() + ANSWER_SEC
-        self._thread = threading.Thread(target=lambda: self._found.append(question()), daemon=True)
-        self._thread.start()
-
-    def answer(self) -> Answer:
-        self._thread.join(max(0.0, self._until - time.monotonic()))
-        if self._found:
-            return self._found[0]
-        return Answer(warning=f"{self._about}: not looked up (no answer in {ANSWER_SEC:.0f} s)")
 
 
 def secret(setting: str, full_name: str) -> Answer:

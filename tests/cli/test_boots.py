@@ -11,6 +11,7 @@ from outlast.bucket.history import Boot
 from outlast.cli import boots
 from outlast.cli.boots import (
     BootState,
+    Refusal,
     Seen,
     Vm,
     wait_of,
@@ -34,7 +35,20 @@ YOUNG = Vm("vm-2", "2", ago(3))
 OLD = Vm("vm-1", "1", ago(LATE))
 BOOTS = Boot("2", ago(2), None)
 FAILED = Boot("1", ago(9), Reason.SETUP_FAILED)
-STOCKOUT = ((ago(20), "ZONE_RESOURCE_POOL_EXHAUSTED"), (ago(4), "QUOTA_EXCEEDED"))
+STOCKOUT = (
+    Refusal(ago(20), "ZONE_RESOURCE_POOL_EXHAUSTED", "The zone has no room."),
+    Refusal(ago(4), "QUOTA_EXCEEDED", "Quota 'CPUS' exceeded. Limit: 8.0 in region r."),
+)
+BY_POLICY = (
+    Refusal(
+        ago(4),
+        "CONDITION_NOT_MET",
+        "Constraint constraints/compute.vmExternalIpAccess violated for project 1.",
+    ),
+)
+NO_NOTICE = (
+    Refusal(ago(4), "INVALID_USAGE", "Invalid value for field 'preemptionNoticeDuration'."),
+)
 NOTHING = "1 boot has failed, the last with setup-failed"
 
 
@@ -60,7 +74,28 @@ NOTHING = "1 boot has failed, the last with setup-failed"
             Seen(ago(30), 1, None, STOCKOUT),
             "waiting",
             ago(20),
-            "its group cannot create a VM: ZONE_RESOURCE_POOL_EXHAUSTED, QUOTA_EXCEEDED (tries: 2)",
+            "its group cannot create a VM: ZONE_RESOURCE_POOL_EXHAUSTED, QUOTA_EXCEEDED (tries: 2):"
+            " Quota 'CPUS' exceeded. Limit: 8.0 in region r; ask for more of this quota, or choose"
+            " another machine type or region",
+        ),
+        (
+            [],
+            Seen(ago(30), 1, None, BY_POLICY),
+            "waiting",
+            ago(4),
+            "its group cannot create a VM: CONDITION_NOT_MET (tries: 1): Constraint"
+            " constraints/compute.vmExternalIpAccess violated for project 1; set"
+            " outlast:externalIp to false, or outlast:network to isolated; what VMs need from the"
+            " internet then takes outlast:nat true or a baked image",
+        ),
+        (
+            [],
+            Seen(ago(30), 1, None, NO_NOTICE),
+            "waiting",
+            ago(4),
+            "its group cannot create a VM: INVALID_USAGE (tries: 1): Invalid value for field"
+            " 'preemptionNoticeDuration'; set outlast:noticeSec to 0, because this machine type"
+            " takes no notice",
         ),
         (
             [BOOTS],
@@ -135,7 +170,12 @@ ANSWERS: dict[str, Any] = {
         "creationTimestamp": "2026-11-28T11:58:00.5-00:00",
     },
     "GET zones/z/instanceGroupManagers/g/listErrors": {
-        "items": [{"timestamp": "2026-11-28T11:01:00Z", "error": {"code": "STOCKOUT"}}]
+        "items": [
+            {
+                "timestamp": "2026-11-28T11:01:00Z",
+                "error": {"code": "STOCKOUT", "message": "No room.\nTry later."},
+            }
+        ]
     },
 }
 GROUP = Group("p", "zones/z", "g")
@@ -153,7 +193,7 @@ def test_what_a_group_says(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Compute, "call", call)
     at = datetime(2026, 11, 28, 11, 58, 0, 500000, tzinfo=UTC)
     made = datetime(2026, 11, 28, 11, tzinfo=UTC)
-    errors = ((made + timedelta(minutes=1), "STOCKOUT"),)
+    errors = (Refusal(made + timedelta(minutes=1), "STOCKOUT", "No room. Try later."),)
     assert boots.look(GROUP) == Seen(made, 1, Vm("g-1", "7", at), errors)
     # Nothing that cannot be asked is taken for an answer.
     for broken in (Missing(404, "gone"), CannotAsk(403, "no"), {}, {"creationTimestamp": "x"}):

@@ -10,6 +10,7 @@ import pytest
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import Checkpoint, End, Head
 from outlast.cli import render
+from outlast.cli.app import cli
 from outlast.cli.errors import EngineError, UsageError
 from outlast.cli.review import plan as plans
 from outlast.cli.review import preview, rules
@@ -389,6 +390,44 @@ def test_a_broken_rule_is_exit_3_in_every_form():
     assert reviewed(unchanged(), _aaaaaaaaaa=OPEN).exit_code == 0
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_guard_that_is_not_checked_has_its_own_exit_code(broken, capsys):
+    """A run that may be open would be replaced, and its HEAD could not be read."""
+    template = changed(TEMPLATES[0], TEMPLATE, {**TEMPLATE, "scheduling": {}})
+    pin = changed(PIN, PINNED, {**NEW_PIN, "run": "bbbbbbbbbb"})
+    steps = unchanged(pin=pin, **({"template": template} if broken else {}))
+    found = reviewed(steps, _aaaaaaaaaa=NotRead.UNKNOWN, _bbbbbbbbbb=NotRead.ABSENT)
+    assert found.exit_code == found.as_json()["exitCode"] == (3 if broken else 4)
+    (said,) = found.as_json()["notChecked"]
+    assert said.startswith("run aaaaaaaaaa: not checked whether it is open and would be replaced")
+    assert f"**Guard not checked**\n\n- {said[:14]}" in render.as_markdown(found)
+    render.show_review(found)
+    assert f"GUARD NOT CHECKED  {said}" in capsys.readouterr().out
+    same = reviewed(unchanged(), _aaaaaaaaaa=NotRead.UNKNOWN)
+    assert (same.not_checked, same.exit_code) == ((), 0)
+
+
+@pytest.mark.parametrize("form", ["--markdown", "--json", None])
+def test_a_refusal_is_printed_in_the_form_that_was_asked_for(form, monkeypatch, capsys):
+    def refuse(*_, **__):
+        raise EngineError("run a is open | and run b would take its place")
+
+    monkeypatch.setattr(preview, "review", refuse)
+    with pytest.raises(EngineError):
+        cli.main(["preview", "dev", *([form] if form else [])], standalone_mode=False)
+    out = capsys.readouterr().out
+    if form == "--json":
+        assert json.loads(out) == {
+            "stack": "dev",
+            "refused": "run a is open | and run b would take its place",
+            "exitCode": 1,
+        }
+    elif form:
+        assert out.startswith("### Outlast: stack `dev`\n\n**Refused**\n\n- run a is open")
+    else:
+        assert out == ""
+
+
 def test_the_markdown_is_a_table_and_folds_the_rest(capsys):
     found = reviewed(unchanged(template=OTHER_TEMPLATE), _aaaaaaaaaa=OPEN)
     text = render.as_markdown(found)
@@ -451,8 +490,7 @@ def test_what_baking_an_image_costs(op, machine, said, capsys):
 def test_a_warning_of_the_program_is_shown_once(capsys):
     warning = {"severity": "warning", "message": "warning: bucket b: is far\naway\n"}
     info = {"severity": "info", "message": "info: hello\n"}
-    where = {"severity": "warning", "message": "warning: using it from $PATH at /bin/it\n"}
-    document = json.dumps({"steps": [], "diagnostics": [warning, info, where, warning]}, indent=1)
+    document = json.dumps({"steps": [], "diagnostics": [warning, info, warning]}, indent=1)
     heard = plans.messages(f"Previewing\n{document}", "warning")
     assert heard == ("bucket b: is far away",)
     assert plans.messages(document, "info") == ("hello",)

@@ -257,7 +257,7 @@ def test_an_open_run_says_what_its_next_attempt_waits_for(monkeypatch):
     assert wait_shown() is None
     seen[0] = boots.Seen(START, 1, boots.Vm("vm", "1", START))
     assert wait_shown() is None  # the VM of the attempt
-    seen[0] = boots.Seen(START, 1, None, ((now, "STOCKOUT"),))
+    seen[0] = boots.Seen(START, 1, None, (boots.Refusal(now, "STOCKOUT", ""),))
     assert wait_shown() == boots.Wait(
         boots.BootState.WAITING, now, "its group cannot create a VM: STOCKOUT (tries: 1)"
     )

@@ -16,7 +16,7 @@ from outlast.base.exits import Reason, State
 from outlast.bucket.head import Checkpoint, End, Head
 from outlast.bucket.layout import Layout
 from outlast.bucket.standing import obstacle
-from outlast.bucket.store import GcsStore, MemoryStore, Unavailable
+from outlast.bucket.store import Forbidden, GcsStore, MemoryStore, Unavailable
 from outlast.cloud import images
 from outlast.cloud.images import Image, ImageMissing
 from outlast.dynamic import boot_image, host, run_pin
@@ -164,7 +164,8 @@ def test_no_obstacle(head, resume):
 @pytest.fixture
 def store(monkeypatch):
     made = MemoryStore(clock=lambda: NOW)
-    monkeypatch.setattr(run_pin, "open_store", lambda url: made)
+    for opener in ("open_store", "open_briefly"):
+        monkeypatch.setattr(run_pin, opener, lambda url: made)
     monkeypatch.setattr(host, "_said", set())
     monkeypatch.setattr(run_pin, "_pinned_before", set())
     monkeypatch.setattr(boot_image, "_images", {})
@@ -305,14 +306,58 @@ def test_an_experiment_that_another_project_owns_is_refused(store, on_new_run):
     ]
 
 
-def test_a_bucket_that_does_not_answer_stops_create_but_no_preview(monkeypatch):
-    def unavailable(url):
-        raise Unavailable("no answer")
+def silent_bucket(monkeypatch, error=Unavailable):
+    """The URLs that were opened, of a bucket that never answers."""
+    opened = []
 
-    monkeypatch.setattr(run_pin, "open_store", unavailable)
+    def unavailable(url):
+        opened.append(url)
+        raise error("no answer")
+
+    monkeypatch.setattr(run_pin, "open_briefly", unavailable)
+    monkeypatch.setattr(run_pin, "_silent", {})
+    monkeypatch.setattr(run_pin, "_not_checked", {})
+    return opened
+
+
+@pytest.mark.parametrize("olds", [{}, PROPS], ids=["first", "another"])
+@pytest.mark.parametrize("error", [Unavailable, Forbidden])
+def test_a_guard_that_is_not_checked_is_said_and_stops_create_but_no_preview(
+    monkeypatch, capsys, olds, error
+):
+    silent_bucket(monkeypatch, error)
+    news = {**PROPS, "run": "abcdefabcd", "named": "abcdefabcd"}
+    monkeypatch.setattr(run_pin, "_pinned_before", set())
+    monkeypatch.setattr(host, "_said", set())
+    assert RunPinProvider().check(dict(olds), dict(news)).failures == []
+    said = capsys.readouterr().err
+    what = "run 0123456789" if olds else "experiment dev"
+    assert said.startswith(f"{what}: not checked whether it is open and would be replaced")
+    assert "gs://p-outlast cannot be read (no answer)" in said
+    with pytest.raises(run_pin.GuardNotChecked, match="run pulumi up again"):
+        RunPinProvider().create(news)
+
+
+def test_a_guard_that_was_checked_later_lets_create_begin(monkeypatch, store):
+    with monkeypatch.context() as patch:
+        silent_bucket(patch)
+        patch.setattr(run_pin, "_pinned_before", set())
+        RunPinProvider().check({}, dict(PROPS))
+        not_checked = dict(run_pin._not_checked)
+        assert not_checked
+    monkeypatch.setattr(run_pin, "_not_checked", not_checked)
+    monkeypatch.setattr(run_pin, "_pinned_before", set())
     assert RunPinProvider().check({}, dict(PROPS)).failures == []
-    with pytest.raises(Unavailable):
-        RunPinProvider().create(PROPS)
+    assert RunPinProvider().create(dict(PROPS)).outs["size"] == 1
+
+
+def test_a_bucket_that_does_not_answer_is_asked_once_and_briefly(monkeypatch):
+    opened = silent_bucket(monkeypatch)
+    monkeypatch.setattr(run_pin, "_pinned_before", set())
+    news = {**PROPS, "run": "abcdefabcd", "named": "abcdefabcd"}
+    RunPinProvider().check(dict(PROPS), dict(news))
+    RunPinProvider().check({}, dict(news))
+    assert opened == ["gs://p-outlast"]
 
 
 # -- the guard
@@ -382,7 +427,8 @@ def test_an_experiment_of_many_objects_costs_few_requests(storage_api, store, mo
     past = bucket.now() - timedelta(seconds=2)  # the server's clock is known to a second
     bucket.put(layout.head, dataclasses.replace(COMMITTED, deadline=past).to_json())
     bucket.put(f"experiments/dev/bundles/{'a' * 64}.zip", b"x")
-    monkeypatch.setattr(run_pin, "open_store", lambda url: bucket)
+    for opener in ("open_store", "open_briefly"):
+        monkeypatch.setattr(run_pin, opener, lambda url: bucket)
     sent, send = [], HTTPAdapter.send
 
     def counted(self, request, **more):

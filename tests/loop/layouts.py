@@ -149,7 +149,7 @@ def torch_newest_by_ctime(root: Path) -> int:
     return read(newest)
 
 
-# -- Folders of their own
+# -- Separate folders
 
 
 TRAINER = (

@@ -377,7 +377,7 @@ def test_a_file_cut_off_by_a_kill_does_not_become_a_checkpoint(place: Place) -> 
 
 
 def test_background_processes_hear_the_stop_and_die(place: Place) -> None:
-    """In the command's group, in a session of their own, and with their parent gone."""
+    """In the command's group, in a separate session, and without a living parent."""
     child = "trap '' TERM; echo $$ >> pids; while :; do sleep 0.1; done"
     heard = "trap 'touch heard; exit' TERM; echo $$ >> pids; while :; do sleep 0.1; done"
     line = f'sh -c "{child}" & setsid sh -c "{child}" & (setsid sh -c "{heard}" &) ; wait'
@@ -697,10 +697,10 @@ def test_a_try_without_a_checkpoint_is_replaced(tmp_path: Path) -> None:
     said = failed.stderr.splitlines()
     assert said.count("outlast: command {resutl}: is left as it is; did you mean {result}?") == 1
     line = "echo 1 > {checkpoint}/a; outlast mark; exit 3"
-    mended = programs.run(tmp_path, [*argv, line])
-    assert mended.returncode == 3
+    corrected = programs.run(tmp_path, [*argv, line])
+    assert corrected.returncode == 3
     (aside,) = tmp_path.glob("run.*")
-    assert f"held another run, without a checkpoint; it is in {aside.name} now" in mended.stderr
+    assert f"held another run, without a checkpoint; it is in {aside.name} now" in corrected.stderr
     assert (aside / "attempts/000001/end.json").exists()
     before = programs.head(tmp_path / "run")
     refused = programs.run(tmp_path, [*argv, "exit 0"])

@@ -13,7 +13,7 @@ import pytest
 
 from tests.loop import programs
 
-SOMEBODY = 54_321
+OTHER_USER = 54_321
 """A user id without an entry in the list of users."""
 PROGRAM = """
 import os, signal, sys, time
@@ -90,11 +90,11 @@ def test_a_user_without_a_home_and_an_entry() -> None:
         if probe.returncode:
             pytest.skip(f"another user cannot run this interpreter: {probe.stderr.strip()[-200:]}")
         for path in (folder, folder / "tmp"):
-            os.chown(path, SOMEBODY, SOMEBODY)
+            os.chown(path, OTHER_USER, OTHER_USER)
         done = _as_another_user([sys.executable, str(folder / "walk.py"), "run"], folder, variables)
         assert done.returncode == 0, done.stderr
         assert_done(folder)
-        assert (folder / "run" / "HEAD").stat().st_uid == SOMEBODY
+        assert (folder / "run" / "HEAD").stat().st_uid == OTHER_USER
     finally:
         shutil.rmtree(base, ignore_errors=True)
 
@@ -106,8 +106,8 @@ def _as_another_user(
         argv,
         cwd=folder,
         env=variables,
-        user=SOMEBODY,
-        group=SOMEBODY,
+        user=OTHER_USER,
+        group=OTHER_USER,
         extra_groups=[],
         capture_output=True,
         text=True,

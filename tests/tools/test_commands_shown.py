@@ -33,7 +33,6 @@ RUN_BY = {
     "outlast cloud kill": ("tests/cli/test_cloud.py", 'cloud("kill"'),
     "outlast cloud preempt": ("tests/cli/test_cloud.py", 'cloud("preempt"'),
     "outlast cloud start": ("tests/cli/test_cloud.py", 'cloud("start"'),
-    "outlast cloud start --provider": ("tests/cli/test_cloud.py", 'cloud("start", "--provider"'),
     "outlast cloud status": ("tests/cli/test_cloud.py", 'cloud("status"'),
     "outlast cloud stop": ("tests/cli/test_cloud.py", 'cloud("stop"'),
     "outlast costs": ("tests/bucket/test_hostile_folder.py", '"costs"'),

@@ -71,6 +71,7 @@ __all__ = [
     "checksum_of",
     "copy_new",
     "delete_quietly",
+    "open_briefly",
     "open_store",
     "put_new",
 ]
@@ -116,3 +117,10 @@ def open_store(
     if re.match(r"[a-z][a-z0-9+]*://", url):
         raise StoreError(f"store {url!r}: must be gs://bucket, a folder or memory:")
     return FolderStore(Path(url), reading=reading)
+
+
+def open_briefly(url: str) -> Store:
+    """The same for a preview, which does not wait for a bucket that does not answer: a read ends
+    within four seconds.
+    """
+    return open_store(url, stall_sec=1.5, read_retry_sec=2.0)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outlast.cli.commands.options import provider_option
 from outlast.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -33,16 +32,13 @@ def _state_folder(state: Path | None) -> Path:
     return (state or project() / ".outlast" / "cloud").absolute()
 
 
-def _stack_ready(found: "LocalCloud", plugin: Path | None = None) -> dict[str, str]:
-    """Adds the checkout's stack to the cloud's backend; returns the variables that lead there, with
-    Google's provider `plugin` or the stand-in.
-    """
+def _stack_ready(found: "LocalCloud") -> dict[str, str]:
+    """Adds the checkout's stack to the cloud's backend; returns the variables that lead there."""
     from outlast.cli import engine
     from outlast.cli.rehearsal import settings
 
     path = os.environ.get("PATH", os.defpath)
-    home = found.state / "pulumi"
-    variables = found.variables(engine.find_parts(), home, path, plugin)
+    variables = found.variables(engine.find_parts(), found.state / "pulumi", path)
     engine.ensure_stack(settings.STACK, {**engine.scrubbed(), **variables})
     return variables
 
@@ -63,8 +59,7 @@ def _running(state: Path | None) -> "LocalCloud":
 @cloud.command()
 @_state_option
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: any free one.")
-@provider_option
-def start(state: Path | None, port: int, provider: str) -> None:
+def start(state: Path | None, port: int) -> None:
     """Serve the local cloud in the background and print what to export.
 
     If it is already running, only print it.
@@ -81,7 +76,6 @@ def start(state: Path | None, port: int, provider: str) -> None:
     from outlast.cli.rehearsal import settings
 
     parts = engine.find_parts()
-    plugin = engine.chosen_plugin(provider)
     folder = _state_folder(state)
     found = clouds.find(folder)
     if found is not None and port not in (0, found.port):
@@ -94,7 +88,7 @@ def start(state: Path | None, port: int, provider: str) -> None:
         pace = settings.pace_of(settings.LOCAL_SETTINGS)
         found = clouds.start(folder, parts, port=port, pace=pace, dies_with_us=False)
     try:
-        variables = _stack_ready(found, plugin)
+        variables = _stack_ready(found)
     except BaseException:
         if started:
             found.stop()
@@ -105,7 +99,6 @@ def start(state: Path | None, port: int, provider: str) -> None:
         say(f"export {name}={shlex.quote(value)}")
     say(
         f"# local cloud {found.pid} at {found.url}, state in {folder}\n"
-        f"# provider: {plugin or 'stand-in'}\n"
         '# to use it in this shell: eval "$(outlast cloud start)"; to end it: outlast cloud stop',
     )
 

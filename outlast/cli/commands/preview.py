@@ -29,15 +29,25 @@ def preview(experiment: str | None, markdown: bool, as_json: bool, config: Path 
     Exit codes
       0   no rule is broken
       3   a rule is broken
+      4   not checked whether an open run would be replaced: its bucket cannot be read
       1   no preview: the program refuses the settings, or the engine failed
       64  bad usage
     """
-    from outlast.cli.render import as_markdown, show_review
+    from outlast.cli.errors import OperateError
+    from outlast.cli.render import as_markdown, refused_as_markdown, show_review
     from outlast.cli.review import preview as previews
 
     if markdown and as_json:
         raise click.UsageError("--markdown and --json: print one of them.")
-    found = previews.review(experiment, config=config)
+    try:
+        found = previews.review(experiment, config=config)
+    except OperateError as error:
+        # A comment with an older result must not stay on a change that is refused.
+        if as_json:
+            say(json.dumps(previews.refused(experiment, error), indent=2))
+        elif markdown:
+            say(refused_as_markdown(experiment, error))
+        raise
     if as_json:
         say(json.dumps(found.as_json(), indent=2))
     elif markdown:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import click
 
 from outlast.base import exits
-from outlast.cli.commands.options import provider_option
 from outlast.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 )
 @click.option("--limit-rows", type=click.IntRange(min=64), help="Train only on the first N rows.")
 @click.option("--epochs", type=click.IntRange(min=1), help="Train for fewer epochs.")
-@provider_option
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def rehearse(
     scenario: str | None,
@@ -35,7 +33,6 @@ def rehearse(
     data: tuple[str, ...],
     limit_rows: int | None,
     epochs: int | None,
-    provider: str,
     as_json: bool,
 ) -> None:
     """Run the stack on this machine with a scenario's faults, and check the guarantees.
@@ -69,7 +66,6 @@ def rehearse(
             data=data,
             limit_rows=limit_rows,
             args={} if epochs is None else {"epochs": epochs},
-            provider=provider,
         )
     if as_json:
         say(json.dumps(report.as_json(), indent=2))

@@ -237,8 +237,8 @@ def _safetensors(data: bytes) -> Parts:
 
 
 def _archive(data: bytes) -> Parts:
-    """A zip file's members: the arrays of `numpy.savez`, the tensors of `torch.save`, and others
-    as parts of their own. An archive in it is such a part."""
+    """A zip file's members: the arrays of `numpy.savez`, the tensors of `torch.save`, and
+    each other member as one part, also an archive in it."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         size = sum(info.file_size for info in archive.infolist())
         if size > (most := max(UNPACKED_BYTES_MAX, UNPACKED_TIMES_MAX * len(data))):

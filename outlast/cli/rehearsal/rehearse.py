@@ -38,23 +38,20 @@ def rehearse(
     data: Sequence[str] = (),
     limit_rows: int | None = None,
     args: Mapping[str, Any] | None = None,
-    provider: str = "stand-in",
 ) -> Report:
     """Runs the whole rehearsal in a temporary folder and leaves nothing behind.
 
     `name`: a scenario's name or file; None: the default for the trainer or command. `stack`: the
     stack to rehearse; None: `dev`, which in the checkout is the example. `data`: files for the
     local cloud's buckets, each `gs://BUCKET/PATH=FOLDER`. `args` override the stack's
-    hyperparameters. `provider`: `stand-in`, or `plugin` for Google's. Raises OperateError if the
-    rehearsal could not be carried out. KeyboardInterrupt passes through after everything that was
-    started has ended.
+    hyperparameters. Raises OperateError if the rehearsal could not be carried out.
+    KeyboardInterrupt passes through after everything that was started has ended.
     """
     deliveries = [Delivery.parse(text) for text in data]
     own = stack is not None or engine.project() != PACKAGE.parent
     settings = read_own(stack or STACK) if own else read_config(STACK)
     path = scenario.find(name or scenario.default_of(settings))
     parts = engine.find_parts()
-    plugin = engine.chosen_plugin(provider)
     played = scenario.read(path, parts)
     args = {**(args or {}), **({} if limit_rows is None else {"limit-rows": limit_rows})}
     config = compose(settings, played, args, own=own)
@@ -74,12 +71,11 @@ def rehearse(
                 pace=pace_of(config),
             )
             try:
-                home, search = folder / "pulumi", os.environ.get("PATH", os.defpath)
-                variables = cloud.variables(parts, home, search, plugin)
+                variables = cloud.variables(
+                    parts, folder / "pulumi", os.environ.get("PATH", os.defpath)
+                )
                 engine.enter({**variables, clouds.TOKEN_VARIABLE: str(folder)})
                 held.create(cloud)
-                if plugin:
-                    watcher.say(f"provider: {plugin}")
                 for note in held.notes:
                     watcher.say(note)
                 rehearsal = Rehearsal(cloud, played, config, folder / "stacks", watcher)

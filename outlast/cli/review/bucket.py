@@ -5,7 +5,7 @@ from collections import Counter
 from outlast.bucket import pages
 from outlast.bucket.head import Head, HeadError, HeadLost, read_head
 from outlast.bucket.layout import Layout
-from outlast.bucket.store import StoreError, open_store
+from outlast.bucket.store import StoreError, open_briefly, open_store
 from outlast.cli.review.cost import Sizes
 from outlast.cli.review.outcomes import Look, NotRead
 from outlast.cli.review.plan import Pin
@@ -16,7 +16,7 @@ def look(pin: Pin) -> Look:
     from google.auth.exceptions import GoogleAuthError
 
     try:
-        return read_head(open_store(f"gs://{pin.bucket}"), Layout(pin.prefix, pin.run)).head
+        return read_head(open_briefly(f"gs://{pin.bucket}"), Layout(pin.prefix, pin.run)).head
     except HeadLost:
         return NotRead.ABSENT
     except (HeadError, StoreError, GoogleAuthError, ValueError):

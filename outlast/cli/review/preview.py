@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -13,9 +13,10 @@ from typing import Any
 from outlast.base import exits
 from outlast.bucket.head import Head
 from outlast.cli import engine
+from outlast.cli.errors import OperateError
 from outlast.cli.review import bucket, cost, outcomes, rules
 from outlast.cli.review.cost import Sizes, StackCost
-from outlast.cli.review.outcomes import Look, RunLine, Then
+from outlast.cli.review.outcomes import Look, NotRead, RunLine, Then
 from outlast.cli.review.plan import GROUPS, TEMPLATES, Pin, Step, is_kept, messages, pins, plan
 from outlast.cli.review.rules import Broken
 from outlast.cli.stack import take_identity
@@ -23,6 +24,8 @@ from outlast.costs import pricing
 
 RULE_BROKEN = 3
 """Exit code of a review in which a rule is broken."""
+NOT_CHECKED = 4
+"""Exit code of a review that could not find out whether an open run would be replaced."""
 _WORDS = {
     "create": "created",
     "import": "adopted",
@@ -49,11 +52,15 @@ class Review:
     warnings: tuple[str, ...]
     """Warnings of the program and the engine."""
     broken: tuple[Broken, ...]
+    not_checked: tuple[str, ...]
+    """Runs of which it is unknown whether they are open and would be replaced."""
     advice: tuple[str, ...]
 
     @property
     def exit_code(self) -> int:
-        return RULE_BROKEN if self.broken else exits.DONE
+        if self.broken:
+            return RULE_BROKEN
+        return NOT_CHECKED if self.not_checked else exits.DONE
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -74,6 +81,7 @@ class Review:
             "broken": [
                 {"rule": one.rule, "resource": one.resource, "why": one.why} for one in self.broken
             ],
+            "notChecked": list(self.not_checked),
             "advice": list(self.advice),
             "exitCode": self.exit_code,
         }
@@ -100,6 +108,11 @@ def review(
     found = of_plan(name, plan(text), look=bucket.look, kept=bucket.sizes, now=now, config=limits)
     advised = [sentence for sentence in messages(text, "info") if sentence.startswith("outlast:")]
     return replace(found, warnings=messages(text, "warning"), advice=(*advised, *found.advice))
+
+
+def refused(stack: str | None, error: OperateError) -> dict[str, Any]:
+    """The JSON of a review that there is not, because of the error."""
+    return {"stack": stack or "", "refused": str(error), "exitCode": error.exit_code}
 
 
 def of_plan(
@@ -150,8 +163,22 @@ def of_plan(
             cost.of_storage(news, known[1] if known else (), known[0].run if known else "")
         ),
         broken=broken,
+        not_checked=tuple(_not_checked(before, after, looks)),
         advice=(*_advice(stack, runs, side_after, news), *allowed),
     )
+
+
+def _not_checked(before: Pin | None, after: Pin | None, looks: Mapping[str, Look]) -> Iterator[str]:
+    """Sentences about a run that would be replaced, or begin, with an unknown HEAD."""
+    if after is None or (before and (before.run, before.url) == (after.run, after.url)):
+        return
+    guarded = before or after
+    if looks[guarded.run] is NotRead.UNKNOWN:
+        what = "is open and would be replaced" if before else "would leave an open run behind"
+        yield (
+            f"run {guarded.run}: not checked whether it {what}, because gs://{guarded.bucket}"
+            " cannot be read from here; preview again as an identity that may read it"
+        )
 
 
 def _changes(steps: Sequence[Step]) -> dict[str, tuple[str, ...]]:

@@ -15,7 +15,7 @@ def names(kind: type) -> list[str]:
 def checked(kind: type, name: str, value: Any) -> bool | float:
     """The checked value of a switch of the dataclass. Raises KeyError for an unknown name,
     ValueError with the rule for a wrong value."""
-    default = {known.name: known.default for known in fields(kind)}[name]
+    default: Any = {known.name: known.default for known in fields(kind)}[name]
     if isinstance(default, bool):
         if not isinstance(value, bool):
             raise ValueError("must be true or false")

@@ -169,6 +169,8 @@ class Platform:
         """The reason that a VM of these properties cannot be created, apart from room; None if it
         can."""
         self._cloud.director.trying(properties)
+        if violation := self._cloud.org_policies.violation(properties):
+            return Fault("CONDITION_NOT_MET", violation)
         return self.catalogue.vet(properties, zone)
 
     def account_of(self, instance: Instance) -> str:

@@ -16,6 +16,7 @@ from outlast.localcloud.iam.accounts import Accounts
 from outlast.localcloud.iam.calls import Row, check_project, route
 from outlast.localcloud.iam.custom_roles import CustomRoles
 from outlast.localcloud.iam.impersonation import Impersonation
+from outlast.localcloud.iam.org_policies import OrgPolicies
 from outlast.localcloud.iam.policies import Policies
 from outlast.localcloud.iam.predefined import PREDEFINED_ROLES
 
@@ -32,6 +33,7 @@ class Iam(Service):
         self.policies = Policies(cloud)
         self._accounts = Accounts(cloud, self.policies)
         self._roles = CustomRoles(cloud)
+        self.org_policies = OrgPolicies(cloud)
         self.impersonation = Impersonation(cloud, self._accounts)
 
     def audit(self) -> Entry:
@@ -56,6 +58,7 @@ class Iam(Service):
         table: list[Row] = [
             *self._accounts.routes(),
             *self._roles.routes(),
+            *self.org_policies.routes(),
             *self.impersonation.routes(),
             ("cloudresourcemanager", "POST", project + ":getIamPolicy", self._get_policy),
             ("cloudresourcemanager", "POST", project + ":setIamPolicy", self._set_policy),

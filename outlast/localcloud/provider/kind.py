@@ -177,8 +177,7 @@ class Kind(ABC):
         asked = {key: value for key, value in inputs.items() if key != DEFAULTS}
         found = {**self.live_inputs(cloud, id, body), **asked, **self.outputs(cloud, id, body)}
         if "pulumiLabels" in self.computed:
-            live = found["effectiveLabels"].value
-            found["pulumiLabels"] = Hidden(_managed_labels(cloud, asked, live))
+            found["pulumiLabels"] = Hidden(_managed_labels(cloud, asked))
         return found
 
     def preview_create(self, inputs: Inputs) -> dict[str, Any]:
@@ -220,13 +219,11 @@ def label_outputs(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"effectiveLabels": Hidden(dict(body.get("labels") or {}))}
 
 
-def _managed_labels(cloud: Settings, asked: Inputs, live: Mapping[str, str]) -> dict[str, str]:
-    """The labels of the program, and the provider's own where it created the resource; none of an
-    imported one."""
+def _managed_labels(cloud: Settings, asked: Inputs) -> dict[str, str]:
+    """The labels of the program and the provider, without imported ones."""
     if asked.get("labels") == {}:
         return {}
-    own = {key: value for key, value in cloud.labels.items() if live.get(key) == value}
-    return {**(known(asked.get("labels")) or {}), **own}
+    return {**(known(asked.get("labels")) or {}), **cloud.labels}
 
 
 def own_labels(inputs: Inputs) -> Inputs:

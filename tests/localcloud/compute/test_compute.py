@@ -192,6 +192,8 @@ def test_template_name_is_taken(cloud: FullCloud) -> None:
             "Only one of maxRunDuration and terminationTime",
         ),
         ({"scheduling": {**SPOT, "terminationTime": "tomorrow"}}, "terminationTime"),
+        ({"scheduling": {**SPOT, "maxRunDuration": {"seconds": "29"}}}, "Must be 30 s to"),
+        ({"scheduling": {**SPOT, "maxRunDuration": {"seconds": "10368001"}}}, "to 10368000 s"),
         ({"scheduling": {**SPOT, "provisioningModel": "CHEAP"}}, "CHEAP"),
         ({"scheduling": {**SPOT, "terminationtime": "2030-01-01T00:00:00Z"}}, "Unknown name"),
         ({"machineType": f"zones/{ZONE}/machineTypes/e2-medium"}, "Must be a name"),
@@ -382,6 +384,25 @@ def test_the_group_reports_a_vm_that_cannot_be_created(cloud: FullCloud) -> None
     group = cloud.ok("GET", f"{GROUPS}/g1")
     assert group["status"]["isStable"] is False
     assert group["currentActions"]["creating"] == 1
+
+
+def test_a_groups_error_names_the_organization_policy_that_forbids_its_vm(cloud: FullCloud) -> None:
+    project = f"/cloudresourcemanager/v1/projects/{PROJECT}"
+    asked = {"constraint": "constraints/compute.vmExternalIpAccess"}
+    free = cloud.ok("POST", f"{project}:getEffectiveOrgPolicy", asked)
+    assert free["listPolicy"] == {"allValues": "ALLOW"}
+    denied = {**asked, "listPolicy": {"allValues": "DENY"}}
+    cloud.ok("POST", f"{project}:setOrgPolicy", {"policy": denied})
+    assert cloud.ok("POST", f"{project}:getEffectiveOrgPolicy", asked)["listPolicy"] == {
+        "allValues": "DENY"
+    }
+    address = {"type": "ONE_TO_ONE_NAT"}
+    interface = {"network": "global/networks/default", "accessConfigs": [address]}
+    make_group(cloud, size=1, networkInterfaces=[interface])
+    error = cloud.ok("GET", f"{GROUPS}/g1/listErrors")["items"][0]["error"]
+    error = cloud.ok("GET", f"{GROUPS}/g1/listErrors")["items"][0]["error"]
+    assert error["code"] == "CONDITION_NOT_MET"
+    assert "constraints/compute.vmExternalIpAccess violated" in error["message"]
 
 
 # Regions, health, operations

@@ -431,8 +431,12 @@ def test_what_has_missed_is_said_of_itself_whatever_happens_meanwhile() -> None:
         signal, stop = rehearsal.director.shown()["log"]
         assert (signal["do"], stop["do"], "missed" in stop) == ("signal", "stop", False)
 
-    nobody = {"signal": {"process": "nobody", "signal": "KILL"}}  # is looked for in a thread
-    play(scene, speed=1000, events=events(({"at_sec": 1}, nobody), ({"at_sec": 1}, {"stop": None})))
+    no_process = {"signal": {"process": "absent", "signal": "KILL"}}  # a thread looks for it
+    play(
+        scene,
+        speed=1000,
+        events=events(({"at_sec": 1}, no_process), ({"at_sec": 1}, {"stop": None})),
+    )
 
 
 def test_a_host_taken_for_dead_thaws_and_goes_when_its_time_is_up() -> None:

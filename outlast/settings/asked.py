@@ -1,0 +1,38 @@
+"""Questions to the cloud before anything is created: each in a thread, all at the same time.
+
+A question without an answer within `ANSWER_SEC` only warns: a preview needs no cloud.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+ANSWER_SEC = 10.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of a check; at most one of them is a sentence."""
+
+    refusal: str = ""
+    """Why nothing may be created."""
+    warning: str = ""
+    """Why it could not be found out, or what may not work."""
+
+
+class Asked:
+    """One check, in a thread."""
+
+    def __init__(self, about: str, question: Callable[[], Answer]) -> None:
+        self._about = about
+        self._found: list[Answer] = []
+        self._until = time.monotonic() + ANSWER_SEC
+        self._thread = threading.Thread(target=lambda: self._found.append(question()), daemon=True)
+        self._thread.start()
+
+    def answer(self) -> Answer:
+        self._thread.join(max(0.0, self._until - time.monotonic()))
+        if self._found:
+            return self._found[0]
+        return Answer(warning=f"{self._about}: not looked up (no answer in {ANSWER_SEC:.0f} s)")
