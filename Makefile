@@ -68,7 +68,7 @@ $(POLICY)/installed: requirements/policy.txt | setup
 	$(VENV)/uv pip install --quiet --compile-bytecode --require-hashes --python $(POLICY)/bin/python -r $<
 	touch $@
 
-tables: setup ## docs/configuration.md, components.md and machine-types.md, from what the code declares
+tables: setup ## docs/configuration.md and other pages of tables, from what the code declares
 	$(VENV)/python tools/tables.py
 	$(VENV)/python tools/machines_table.py
 

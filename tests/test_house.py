@@ -42,7 +42,7 @@ WALLS: dict[str, set[str]] = {
     "notebook": {"base", "spec", "loop", "bucket", "cli"},
     "examples": {"outlast"},
     # The project's own tools.
-    "tools": {"base", "machines", "settings", "cli"},
+    "tools": {"base", "cloud", "machines", "settings", "cli"},
     "bench": {
         *("outlast", *_LIBRARY, "loop", "trainers", "supervisor", "settings", "cli", "localcloud"),
     },

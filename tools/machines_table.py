@@ -8,18 +8,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from outlast.machines.families import (  # noqa: E402
-    FAMILIES,
-    MIGRATE,
-    N1_GPUS,
-    TERMINATE,
-    Family,
+from outlast.machines.families import FAMILIES, N1_GPUS, Family  # noqa: E402
+from outlast.machines.machines import (  # noqa: E402
+    DEDICATED,
+    STANDARD,
+    SURVIVE,
+    Choice,
+    MachineError,
+    check,
 )
-from outlast.machines.machines import parse  # noqa: E402
 
 PAGE = ROOT / "docs" / "machine-types.md"
 _SIZE = re.compile(r"-(\d+)(?=g?(?:-|$))")
-WAYS = {"": "moved or stopped, depending on the mode", MIGRATE: "moved", TERMINATE: "stopped"}
 BEGIN, END = "<!-- machines: written by tools/machines_table.py -->\n", "<!-- /machines -->\n"
 
 
@@ -27,8 +27,8 @@ def table() -> str:
     """One row for each family, then the GPUs for N1, then the sizes."""
     rows = [
         "| family | GPU | local SSDs | boot disks | CPU platforms, newest last | custom | Spot |"
-        " standard VM while its host is maintained |",
-        "|---|---|---|---|---|---|---|---|",
+        " standard VM, mode survive or burst | mode dedicated |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     rows += [f"| {' | '.join(_row(name, family))} |" for name, family in FAMILIES.items()]
     rows += [
@@ -65,17 +65,25 @@ def _row(name: str, family: Family) -> Sequence[str]:
         ", ".join(family.platforms),
         "yes" if family.custom else "",
         spot,
-        _maintenance(family),
+        _maintenance(family, SURVIVE),
+        _maintenance(family, DEDICATED),
     )
 
 
-def _maintenance(family: Family) -> str:
-    ways = {parse(name).maintenance for name in family.types}
-    said = [words for way, words in WAYS.items() if way in ways]
-    exceptions = [name for name in family.types if parse(name).maintenance == TERMINATE]
-    if len(said) > 1:
-        return f"{said[0]}; stopped: {', '.join(exceptions)}"
-    return said[0]
+def _maintenance(family: Family, mode: str) -> str:
+    """What a standard VM of the family does in this mode, as the rules decide it; the exceptions
+    are named.
+    """
+    stopped, moved = [], []
+    for name in family.types:
+        choice = Choice(mode, STANDARD, name, disk_type=family.disks[0])
+        try:
+            (stopped if check(choice).restarts else moved).append(name)
+        except MachineError:
+            continue  # exists only as a Spot VM
+    if stopped and moved:
+        return f"moved; stopped: {', '.join(stopped)}"
+    return "stopped" if stopped else "moved"
 
 
 def _ssds(family: Family) -> str:

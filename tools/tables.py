@@ -1,6 +1,7 @@
-"""Generates from the code: two pages of tables, and the config part of Pulumi.yaml.
+"""Generates from the code: three pages of tables, and the config part of Pulumi.yaml.
 
-    python tools/tables.py           writes docs/configuration.md, docs/components.md, Pulumi.yaml
+    python tools/tables.py           writes configuration.md, components.md and
+                                     organization-policies.md in docs, and Pulumi.yaml
     python tools/tables.py --check   says which of them is out of date; exit 1
 
 Settings are declared in `outlast/settings/keys.py`. The components' inputs and outputs are their
@@ -9,6 +10,7 @@ TypedDicts and annotated attributes with the docstrings below them.
 
 import ast
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -55,6 +57,18 @@ For people who use the components in their own program. Each component is one fi
 a dictionary; those in *italics* are optional.
 """
 
+POLICIES = """# Organization policies
+
+{made}
+
+For platform engineers whose organization sets policies. A preview looks up those that concern the
+stack, if your account has `roles/orgpolicy.policyViewer`; `outlast status` shows what a group was
+refused. If custom roles are forbidden, VMs cannot leave their groups.
+
+| constraint | what satisfies it |
+|---|---|
+"""
+
 
 @dataclass(frozen=True)
 class Field:
@@ -82,6 +96,7 @@ def pages() -> dict[Path, str]:
     return {
         ROOT / "docs" / "configuration.md": configuration(),
         ROOT / "outlast" / "settings" / "experiment_args.py": arguments(),
+        ROOT / "docs" / "organization-policies.md": policies(),
         ROOT / "Pulumi.yaml": project((ROOT / "Pulumi.yaml").read_text()),
         ROOT / "docs" / "components.md": components(
             sorted((ROOT / "components").glob("*.py"))
@@ -104,6 +119,18 @@ def configuration() -> str:
             lines.append(f"| {' | '.join(map(_cell, row))} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def policies() -> str:
+    """The page of constraints, with the settings as code."""
+    from outlast.cloud.refusals import REMEDIES
+
+    setting = re.compile(r"outlast:[A-Za-z.]+(?: true)?")
+    rows = [
+        f"| `{name}` | {setting.sub(lambda found: f'`{found[0]}`', _cell(text))} |\n"
+        for name, text in sorted(REMEDIES.items())
+    ]
+    return POLICIES.format(made=MADE) + "".join(rows)
 
 
 def project(text: str) -> str:
