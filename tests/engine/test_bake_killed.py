@@ -202,7 +202,7 @@ def test_a_first_bake_that_is_killed_goes_with_its_stack(bakery: Bakery, stage: 
 
 
 @pytest.mark.parametrize("recovered", [True, False])
-def test_an_earlier_recipe_is_gone_back_to_after_a_later_bakes_kill(
+def test_an_earlier_recipe_is_used_again_after_a_later_bake_was_killed(
     bakery: Bakery, recovered: bool
 ):
     """Nothing of the recipe has changed for the stack by then; the family has, in the cloud."""

@@ -55,7 +55,7 @@ def test_a_stock_image_installs_the_bundles_requirements_and_trains(stack: Proje
     assert "make-interpreter" in serial
 
 
-def test_a_bundle_that_lacks_a_module_fails_and_is_not_completed_from_elsewhere(
+def test_a_bundle_without_a_module_fails_instead_of_using_another_copy(
     stack: Project, store: Store
 ):
     (stack.folder / "outlast" / "supervisor" / "notice.py").unlink()

@@ -72,7 +72,7 @@ class Walk(Watch):
         return head
 
 
-def test_a_run_lives_through_every_change(stack: Project, store: Store):
+def test_a_run_survives_every_change(stack: Project, store: Store):
     stack.configure(trainer="dummy", args=SLOW, checkpointEvery="1s")
     stack.outlast("up", "dev")
     status = json.loads(stack.outlast("status", "dev", "--json"))

@@ -136,7 +136,7 @@ def test_a_program_for_node_creates_an_experiment(throwaway: Project) -> None:
     throwaway.pulumi("destroy", "--yes")
 
 
-def test_a_wrong_setting_for_node_is_one_sentence(throwaway: Project) -> None:
+def test_a_wrong_setting_for_node_gives_one_sentence(throwaway: Project) -> None:
     of_node(throwaway, {**ARGS, "processes": 0})
     said = throwaway.pulumi("preview", fails=True)
     assert "outlast:processes '0': must be a whole number from 1" in said
@@ -163,7 +163,7 @@ def test_two_experiments_in_yaml_are_refused(throwaway: Project) -> None:
 
 
 @needs_yaml_host
-def test_a_wrong_setting_in_yaml_is_one_sentence(throwaway: Project) -> None:
+def test_a_wrong_setting_in_yaml_gives_one_sentence(throwaway: Project) -> None:
     of_yaml(throwaway, first={**ARGS, "processes": 0})
     said = throwaway.pulumi("preview", fails=True)
     assert "outlast:processes '0': must be a whole number from 1" in said

@@ -41,7 +41,7 @@ def machine_type(stack: Project, vm: dict[str, Any]) -> str:
     return stack.cloud.call("GET", path)["machineType"].rpartition("/")[2]
 
 
-def test_a_stack_over_its_machines(stack: Project):
+def test_a_stack_in_a_zone_in_a_region_and_with_gpus(stack: Project):
     stack.configure(experiment="machines", trainer="dummy", args=LONG)
 
     # What cannot be is refused at preview, in one sentence and without a traceback.

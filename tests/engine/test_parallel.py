@@ -69,7 +69,7 @@ class Training(Watch):
         }
 
 
-def test_preempted_and_cut_two_processes_end_with_the_bytes_of_an_undisturbed_run(
+def test_two_processes_end_with_the_undisturbed_bytes_after_a_preemption_and_a_kill(
     stack: Project, store: Store
 ) -> None:
     baseline = Training(stack, store, "baseline").result()

@@ -82,7 +82,7 @@ def train_to(step: int, outputs: dict) -> None:
     store.put(layout.head, head.to_json())
 
 
-def test_five_changes_in_words(stack: Project, monkeypatch: pytest.MonkeyPatch):
+def test_preview_describes_five_changes(stack: Project, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", stack.cloud.url)  # HEAD is read from here
 
     def review() -> preview.Review:
@@ -183,7 +183,7 @@ def test_the_engine_has_every_flag_that_the_page_names(parts: engines.Parts):
             assert re.search(rf"\s{flag}\b", known), (name, flag)
 
 
-def test_the_policy_pack_refuses_a_public_bucket_and_a_dear_machine(throwaway: Project):
+def test_the_policy_pack_refuses_a_public_bucket_and_an_expensive_machine(throwaway: Project):
     program = """
         from pulumi_gcp import compute, storage
 

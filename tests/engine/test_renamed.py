@@ -11,7 +11,7 @@ from tests.engine.test_preview import train_to
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
 
-def test_a_renamed_stack_is_said_to_be_renamed(stack: Project, monkeypatch: pytest.MonkeyPatch):
+def test_a_renamed_stack_is_reported_as_renamed(stack: Project, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", stack.cloud.url)  # HEAD is read from here
 
     def refusal(name: str) -> str:

@@ -126,7 +126,7 @@ def test_a_secret_reaches_the_trainer_and_nothing_else(stack: Project, tmp_path:
     ]
 
 
-def test_a_trainer_that_dies_with_its_secret_in_the_message(stack: Project, tmp_path: Path):
+def test_a_secret_in_a_trainers_error_message_is_masked(stack: Project, tmp_path: Path):
     keep(stack.cloud, "wandb", TOKEN)
     (tmp_path / "go-on").write_text("die")
     stack.up()

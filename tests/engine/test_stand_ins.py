@@ -69,7 +69,7 @@ print("printed by the program")
     )
 
 
-def test_an_object_of_another_name_is_made_before_the_old_one_goes(throwaway: Project):
+def test_an_object_of_another_name_is_created_before_the_old_one_is_deleted(throwaway: Project):
     """What depends on it only gets the new one; deleting first would take a template that is in
     use."""
     program = """
@@ -167,7 +167,7 @@ def test_a_failure_is_reported_once_with_its_cause(throwaway: Project, program, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_engine_that_ends_takes_everything_with_it(throwaway: Project, number):
+def test_an_engine_that_ends_ends_all_its_processes(throwaway: Project, number):
     flag = throwaway.folder / "running"
     (throwaway.folder / "__main__.py").write_text(
         f"import pathlib, time\npathlib.Path({str(flag)!r}).touch()\ntime.sleep(200)\n"
@@ -198,7 +198,7 @@ def test_an_engine_that_ends_takes_everything_with_it(throwaway: Project, number
         process.wait()
 
 
-def test_a_virtual_environment_that_lacks_is_named(throwaway: Project):
+def test_a_missing_virtual_environment_is_named(throwaway: Project):
     definition = (throwaway.folder / "Pulumi.yaml").read_text()
     broken = definition.replace(os.path.dirname(os.path.dirname(_python(definition))), "nowhere")
     (throwaway.folder / "Pulumi.yaml").write_text(broken)

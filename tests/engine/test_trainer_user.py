@@ -49,7 +49,7 @@ def undisturbed() -> str:
     return digest
 
 
-def test_a_trainer_without_rights_trains_and_reaches_nothing_else(stack: Project, tmp_path: Path):
+def test_a_trainer_without_rights_trains_but_reaches_nothing_else(stack: Project, tmp_path: Path):
     repository = tmp_path / "hosted/code"
     repository.mkdir(parents=True)
     shutil.copy(SCRIPT, repository / "train.py")

@@ -62,7 +62,7 @@ def called(
     )
 
 
-def test_it_makes_the_bundle_that_the_checkout_makes(environment: Path, tmp_path: Path) -> None:
+def test_the_wheel_makes_the_same_bundle_as_the_checkout(environment: Path, tmp_path: Path) -> None:
     code = (
         "import hashlib\n"
         "from outlast.base.folders import PACKAGE\n"
@@ -76,7 +76,7 @@ def test_it_makes_the_bundle_that_the_checkout_makes(environment: Path, tmp_path
     assert digest == hashlib.sha256(bundle.pack(ROOT)).hexdigest()
 
 
-def test_it_holds_what_the_checkout_tracks_of_the_package(environment: Path) -> None:
+def test_the_wheel_contains_the_packages_tracked_files(environment: Path) -> None:
     """What is needed at run time and is not Python comes with it, executable if it is a program."""
     (package,) = environment.glob("lib/python*/site-packages/outlast")
     listed = subprocess.run(

@@ -119,7 +119,7 @@ def test_a_switch_of_no_service_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_service_can_be_left_out_of_what_others_import(name: str) -> None:
+def test_no_service_depends_on_another_at_import(name: str) -> None:
     """What a part asks of another is a protocol in cloud.py: no service imports another one."""
     root = Path(__file__).parents[2] / "outlast/localcloud"
     others = set(SERVICES) - {name}

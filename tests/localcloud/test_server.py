@@ -41,7 +41,7 @@ def rehearsal(*args: str) -> subprocess.CompletedProcess[str]:
 # Start and stop
 
 
-def test_endpoint_appears_when_ready_and_goes(own_cloud: LocalCloud) -> None:
+def test_the_endpoint_file_exists_only_while_the_cloud_is_ready(own_cloud: LocalCloud) -> None:
     endpoint = own_cloud.state / "endpoint.json"
     document = json.loads(endpoint.read_text())
     assert document["pid"] == own_cloud.process.pid
@@ -264,7 +264,7 @@ CLOSE = b"Connection: close\r\n\r\n"
         "path",
     ],
 )
-def test_garbage_is_answered_and_the_cloud_lives_on(
+def test_garbage_is_answered_and_the_cloud_keeps_running(
     cloud: LocalCloud, sent: bytes, status: int
 ) -> None:
     head, _, body = exchange(cloud, sent).partition(b"\r\n\r\n")
@@ -280,7 +280,7 @@ def test_garbage_in_place_of_a_second_request_ends_the_connection(cloud: LocalCl
     assert cloud.call("GET", f"/cloudresourcemanager/v1/projects/{PROJECT}").status_code == 200
 
 
-def test_a_body_without_end_is_cut_and_not_kept(cloud: LocalCloud) -> None:
+def test_an_endless_body_is_refused_and_not_kept(cloud: LocalCloud) -> None:
     chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
     head = POST_BUCKET + b"Transfer-Encoding: chunked\r\n\r\n"
     before = memory_kb(cloud.process.pid)
@@ -324,7 +324,7 @@ def test_a_body_cut_off_leaves_no_object(cloud: LocalCloud, bucket: str, kind: s
 @pytest.mark.parametrize(
     "name", ["../../escaped", "/etc/escaped", "a/../../../escaped", "..", ".", "%2e%2e/escaped"]
 )
-def test_a_name_reaches_nothing_outside_of_the_state(
+def test_a_name_reaches_nothing_outside_the_state(
     cloud: LocalCloud, bucket: str, name: str
 ) -> None:
     outside = {path for path in cloud.state.parent.iterdir() if path != cloud.state}

@@ -47,7 +47,7 @@ def from_git(**own) -> settings.Settings:
         ({"delivery": "git", "gitUrl": HTTPS}, "must be all 40"),
     ],
 )
-def test_a_delivery_that_cannot_be_is_a_sentence(own, expected):
+def test_an_impossible_delivery_gives_one_sentence(own, expected):
     with pytest.raises(SettingsError) as caught:
         check(**own)
     assert expected in str(caught.value)
@@ -87,7 +87,7 @@ def test_a_delivery_that_cannot_be_is_a_sentence(own, expected):
         ({"network": "isolated"}, "fetches the code from"),
     ],
 )
-def test_git_that_cannot_be_is_a_sentence(own, expected):
+def test_an_impossible_git_delivery_gives_one_sentence(own, expected):
     with pytest.raises(SettingsError) as caught:
         from_git(**own)
     assert expected in str(caught.value)

@@ -120,7 +120,7 @@ def train(machines: Machines) -> None:
     assert "resumes at step" in machines.serial(1)
 
 
-def test_the_paths_are_three_and_short():
+def test_there_are_three_short_paths():
     assert list(PATHS) == ["learning-rate", "to the bucket", "and back"]
     assert all(0 < len(rows) <= LONGEST for rows in PATHS.values())
 
@@ -133,7 +133,7 @@ def test_each_row_is_a_call(calls: Calls, name: str, row: str):
 
 
 @pytest.mark.timeout(300)
-def test_a_path_that_is_not_the_codes_is_found(calls: Calls):
+def test_a_path_that_differs_from_the_code_is_found(calls: Calls):
     """Calls that exist, but lead elsewhere."""
     assert "loop.saving.Saver.save_due→bucket.upload.Uploader.send" not in calls
     assert "bucket.upload.Uploader.send→bucket.store.contract.put_new" not in calls

@@ -62,7 +62,7 @@ def test_the_example_stack(program, monkeypatch):
     inventory.check(program(**{"outlast:run": "0123456789"}), "program_dev")
 
 
-def test_it_exports_what_the_commands_read(program):
+def test_the_program_exports_the_outputs_that_commands_read(program):
     exports = program().exports
     assert set(exports) == OUTPUTS
     assert exports["runPath"] == f"experiments/dev/{exports['run']}"
@@ -72,7 +72,7 @@ def test_it_exports_what_the_commands_read(program):
     assert exports["region"] == "europe-west4"
 
 
-def test_all_resources_stand_under_a_component(program):
+def test_all_resources_belong_to_a_component(program):
     recorder = program()
     for one in recorder.declared.values():
         if one.type.startswith("gcp:"):
@@ -92,7 +92,7 @@ def test_the_pin_waits_for_nothing(program):
     assert only(recorder, "RunPin").inputs["bucket"] == "outlast-rehearsal-outlast"
 
 
-def test_a_label_changes_the_template_alone(program):
+def test_a_label_changes_only_the_template(program):
     one, other = program(), program(**{"outlast:labels": '{"team":"vision"}'})
     changed = {
         found.type.rpartition(":")[2]
@@ -113,13 +113,13 @@ def test_a_hyperparameter_changes_run_group_and_template(program):
     assert only(other, "InstanceTemplate").inputs["metadata"]["outlast-arg-epochs"] == "3"
 
 
-def test_a_resume_makes_another_group_for_the_same_run(program):
+def test_a_resume_creates_another_group_for_the_same_run(program):
     recorder = program(**{"outlast:resume": "2"})
     group = only(recorder, "InstanceGroupManager").inputs
     assert group["name"] == group["baseInstanceName"] == f"dev-{recorder.exports['run']}-r2"
 
 
-def test_metadata_fits_what_the_platform_takes(program):
+def test_metadata_fits_the_platforms_limits(program):
     metadata = only(program(), "InstanceTemplate").inputs["metadata"]
     assert sum(len(key) + len(value.encode()) for key, value in metadata.items()) < 512 * 1024
     assert all(re.fullmatch("[a-zA-Z0-9-_]{1,127}", key) for key in metadata)

@@ -32,7 +32,7 @@ def kinds(recorder) -> set[str]:
     return {one.type.rpartition(":")[2] for one in recorder.declared.values()}
 
 
-def test_the_default_network_needs_nothing_declared(program):
+def test_the_default_network_declares_no_resources(program):
     recorder = program()
     assert kinds(recorder).isdisjoint({"Network", "Firewall", "HealthCheck", "RouterNat"})
     (interface,) = only(recorder, "InstanceTemplate").inputs["networkInterfaces"]
@@ -49,7 +49,7 @@ def test_an_isolated_network_has_no_addresses_and_comes_before_the_vms(program):
     assert {"network-subnetwork", "network-nat"} <= waited
 
 
-def test_health_and_ssh_open_a_port_each_to_these_vms_alone(program):
+def test_health_and_ssh_each_open_one_port_only_to_these_vms(program):
     recorder = program(**{"outlast:health": "repair", "outlast:ssh": "iap"})
     rules = [one.inputs for one in recorder.declared.values() if one.type.endswith(":Firewall")]
     assert {rule["allows"][0]["ports"][0]: rule["sourceRanges"] for rule in rules} == {
@@ -72,7 +72,7 @@ def test_an_existing_bucket_is_not_declared(program):
     assert recorder.exports["bucket"] == "theirs"
 
 
-def test_a_foundation_has_no_run_and_a_guard_over_all_of_it(program):
+def test_a_foundation_has_no_run_but_a_guard_over_all_its_resources(program):
     recorder = program(**BASE, **{"outlast:network": "isolated"})
     assert kinds(recorder) == {
         *("CheckpointBucket", "Bucket", "Network", "Subnetwork", "LeaveRole", "IAMCustomRole"),
@@ -117,7 +117,7 @@ def test_a_foundation_bakes_the_family_of_its_experiments(program, monkeypatch):
     assert "ImageBake" not in kinds(recorder)
 
 
-def test_what_a_builder_reads_it_may_read(program):
+def test_a_builder_may_read_its_inputs(program):
     data = [{"url": f"gs://{where}/y.npz", "sha256": "0" * 64} for where in ("b/a", "own/data")]
     recorder = program(
         **BASE,
@@ -164,12 +164,12 @@ def test_a_foundation_is_named_as_the_engine_names_stacks():
     assert "must be a stack's name" in refusal({"outlast:foundation": "a b"})
 
 
-def test_a_foundation_without_a_nat_is_named_where_it_is_one_short():
+def test_a_missing_nat_of_a_foundation_is_named():
     said = refusal({"outlast:foundation": "base"}, foundation={**OUTPUTS, "nat": False})
     assert "set nat to true" in said and said.endswith("; the network is set in stack base")
 
 
-def test_what_an_experiment_cannot_say_beside_a_foundation():
+def test_settings_that_conflict_with_a_foundation_are_refused():
     said = refusal({"outlast:foundation": "base", "outlast:nat": "true"}, foundation=OUTPUTS)
     assert said == (
         "outlast:nat beside outlast:foundation: is the foundation's; leave it out, or set it in"
@@ -261,7 +261,7 @@ def test_an_isolated_vm_of_a_baked_image_needs_no_internet():
     assert found.network_rules.isolated and not found.network_rules.internet
 
 
-def test_a_missing_foundation_is_one_sentence(monkeypatch):
+def test_a_missing_foundation_gives_one_sentence(monkeypatch):
     def fail(*_args):
         raise RuntimeError("invocation of x returned an error: unknown stack\nTraceback")
 

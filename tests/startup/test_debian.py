@@ -138,7 +138,7 @@ def test_a_bake_holds_the_kernel_that_is_installed(machine: Machine, cloud: Clou
     assert python.is_symlink() and (machine.disk / "opt/outlast/recipe").exists()
 
 
-def test_a_recipes_script_runs_where_run_executes_nothing(machine: Machine, cloud: Cloud) -> None:
+def test_a_recipes_script_runs_with_run_mounted_noexec(machine: Machine, cloud: Cloud) -> None:
     """Whatever it is written in, and with a lot to say."""
     script = """#!/usr/bin/python3
 import os, pathlib, subprocess
@@ -254,7 +254,7 @@ def index(tmp_path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
         server.stdout.close()
 
 
-def test_a_boot_needs_no_apt_where_it_finds_pip(
+def test_a_boot_needs_no_apt_if_pip_is_installed(
     system: Path,
     machine: Machine,
     cloud: Cloud,
@@ -282,7 +282,7 @@ def test_a_boot_needs_no_apt_where_it_finds_pip(
     shutil.rmtree(tmp_path / "later")
 
 
-def test_a_first_boot_completes_what_an_installation_left(machine: Machine, cloud: Cloud) -> None:
+def test_a_first_boot_completes_an_interrupted_installation(machine: Machine, cloud: Cloud) -> None:
     said = boot(machine, cloud, "mkdir -p /var/lib/dpkg/updates; : >/var/lib/dpkg/updates/0001")
     assert "an earlier installation was cut" in said
 

@@ -94,7 +94,7 @@ def test_exit_codes_are_those_of_python() -> None:
     assert int(constants("MAX_NO_PROGRESS")["MAX_NO_PROGRESS"]) == exits.MAX_NO_PROGRESS
 
 
-def test_reasons_are_those_that_the_shell_may_write() -> None:
+def test_the_shell_writes_only_its_own_reasons() -> None:
     reasons = set(constants("REASON_[A-Z_]+").values())
     assert reasons
     assert reasons <= {reason.value for reason in SHELL_BOOT_REASONS}

@@ -42,7 +42,7 @@ def test_a_failure_is_reported_but_an_end_or_a_cancel_is_not() -> None:
     assert failures == [error]
 
 
-def test_a_cloud_whose_clockwork_has_failed_ends_and_says_so(tmp_path: Path) -> None:
+def test_a_cloud_whose_background_task_failed_ends_with_the_error(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BROKEN, str(tmp_path / "state")],
         cwd=ROOT,

@@ -17,7 +17,7 @@ def named(pattern: re.Pattern[str]) -> set[str]:
     return {found for guide in GUIDES for found in pattern.findall(guide.read_text())}
 
 
-def test_the_images_of_the_guides_are_there() -> None:
+def test_the_guides_images_exist() -> None:
     catalogue = Catalogue("outlast-rehearsal", {"outlast-rehearsal/outlast": ROOT})
     references = {one for one in named(IMAGE) if "my-project" not in one}
     assert any("deeplearning-platform-release" in one for one in references)
@@ -25,7 +25,7 @@ def test_the_images_of_the_guides_are_there() -> None:
         assert catalogue.image(reference), reference
 
 
-def test_the_machines_of_the_guides_are_there() -> None:
+def test_the_guides_machine_types_exist() -> None:
     names = named(MACHINE)
     assert len(names) > 3
     for name in names:
@@ -33,5 +33,5 @@ def test_the_machines_of_the_guides_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", ["n1-standard-3", "e2-standard-5", "g2-standard-1", "x9-mega-2"])
-def test_a_machine_that_is_not_there_is_not(name: str) -> None:
+def test_an_unknown_machine_type_does_not_exist(name: str) -> None:
     assert machine_type(name) is None

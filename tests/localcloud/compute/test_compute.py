@@ -232,7 +232,7 @@ def test_bad_names(cloud: FullCloud, name: str | None) -> None:
 
 
 @pytest.mark.parametrize("version", ["v1", "beta"])
-def test_group_answers_with_everything_that_readers_want(cloud: FullCloud, version: str) -> None:
+def test_a_group_has_all_fields_that_clients_read(cloud: FullCloud, version: str) -> None:
     make_group(cloud)
     path = f"/compute/{version}/projects/{PROJECT}/zones/{ZONE}/instanceGroupManagers/g1"
     group = cloud.ok("GET", path)
@@ -257,7 +257,7 @@ def test_group_answers_with_everything_that_readers_want(cloud: FullCloud, versi
     assert unmanaged["size"] == 0
 
 
-def test_group_is_bound_to_the_very_template(cloud: FullCloud) -> None:
+def test_a_group_is_bound_to_one_exact_template(cloud: FullCloud) -> None:
     target = cloud.ok("POST", f"{BASE}/global/instanceTemplates", template_body())["targetId"]
     url = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}/global/instanceTemplates/t1"
     wrong = group_body(versions=[{"instanceTemplate": f"{url}?uniqueId=1"}])
@@ -493,7 +493,7 @@ def test_rules_of_regional_groups(cloud: FullCloud, fields: dict[str, Any], said
     assert said in answer.json()["error"]["message"]
 
 
-def test_a_share_of_ten_is_taken_and_its_patch_clears_what_was_fixed(cloud: FullCloud) -> None:
+def test_a_percentage_needs_ten_vms_and_replaces_a_fixed_number(cloud: FullCloud) -> None:
     cloud.ok("POST", f"{BASE}/global/instanceTemplates", template_body(machineType="e2-huge-1000"))
     group = f"{REGIONAL}/g1"
     fixed = {"updatePolicy": {"maxUnavailable": {"fixed": 3}}, "instanceLifecyclePolicy": {}}
@@ -594,13 +594,13 @@ def test_unknown_things(cloud: FullCloud, path: str) -> None:
     assert error_of(cloud.call("GET", f"{BASE}/{path}"))[:2] == (404, "notFound")
 
 
-def test_other_project_is_not_found_but_its_public_images_are(cloud: FullCloud) -> None:
+def test_another_project_is_not_found_except_its_public_images(cloud: FullCloud) -> None:
     assert cloud.call("GET", "/compute/v1/projects/someone-else").status_code == 404
     image = cloud.ok("GET", "/compute/v1/projects/debian-cloud/global/images/family/debian-13")
     assert image["family"] == "debian-13"
 
 
-def test_what_is_not_there_says_so(cloud: FullCloud) -> None:
+def test_an_unsupported_call_answers_501(cloud: FullCloud) -> None:
     for method, path in (
         ("POST", f"{BASE}/zones/{ZONE}/instances/bulkInsert"),
         ("GET", f"{BASE}/global/snapshots"),

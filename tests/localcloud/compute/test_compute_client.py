@@ -234,7 +234,7 @@ STANDARD = {
 }
 
 
-def test_what_changes_in_a_vm(platform: Callable[[Any], Any]) -> None:
+def test_labels_tags_and_machine_type_of_a_vm_change(platform: Callable[[Any], Any]) -> None:
     instances = platform(compute.InstancesClient)
     instances.insert(**PLACE, instance_resource=vm_of("vm1")).result(WAIT_SEC)
     vm = {**PLACE, "instance": "vm1"}
@@ -293,7 +293,7 @@ def test_a_request_id_makes_a_call_once(platform: Callable[[Any], Any]) -> None:
         instances.insert(wrong)
 
 
-def test_a_disk_comes_to_a_vm_and_goes(platform: Callable[[Any], Any]) -> None:
+def test_a_disk_is_attached_and_detached(platform: Callable[[Any], Any]) -> None:
     instances, disks = platform(compute.InstancesClient), platform(compute.DisksClient)
     instances.insert(**PLACE, instance_resource=vm_of("vm1")).result(WAIT_SEC)
     vm = {**PLACE, "instance": "vm1"}

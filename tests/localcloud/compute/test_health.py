@@ -133,7 +133,7 @@ def lets_in(*rules: dict[str, Any], source: str = "35.191.0.1", **changes: Any) 
     )
 
 
-def test_nothing_comes_in_without_a_rule_that_is_meant() -> None:
+def test_traffic_enters_only_by_a_matching_rule() -> None:
     assert lets_in({})
     assert not lets_in()
     assert not lets_in({}, source="35.235.240.1")
@@ -148,7 +148,7 @@ def test_nothing_comes_in_without_a_rule_that_is_meant() -> None:
     assert lets_in({"targetTags": [], "targetServiceAccounts": ["a@p"]})
 
 
-def test_the_lowest_priority_decides_and_a_refusal_before_a_permission() -> None:
+def test_the_lowest_priority_decides_and_deny_precedes_allow() -> None:
     def decided(priority: int) -> bool:
         allowed = {**RULE, "network": "x/n"}
         refusal = {"denied": [{"IPProtocol": "all"}], "priority": priority}

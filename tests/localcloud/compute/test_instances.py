@@ -70,7 +70,7 @@ def refused(cloud: LocalCloud, verb: str, body: dict[str, Any]) -> tuple[int, st
     return error_of(cloud.call("POST", f"{VMS}/vm1/{verb}", json=body))
 
 
-def test_labels_and_tags_are_changed_by_who_has_read_them(cloud: LocalCloud) -> None:
+def test_labels_and_tags_change_only_with_the_current_fingerprint(cloud: LocalCloud) -> None:
     before = insert(cloud, labels={"a": "1"}, tags={"items": ["first"]})
     labels = {"labels": {"b": "2"}, "labelFingerprint": before["labelFingerprint"]}
     after = change(cloud, "setLabels", labels)
@@ -92,7 +92,7 @@ def test_labels_and_tags_are_changed_by_who_has_read_them(cloud: LocalCloud) -> 
     assert refused(cloud, "setTags", wrong)[2].startswith("Invalid value for field 'tags.items[0]'")
 
 
-def test_what_needs_a_stopped_vm_is_refused_while_it_runs(cloud: LocalCloud) -> None:
+def test_changes_that_need_a_stopped_vm_are_refused_while_it_runs(cloud: LocalCloud) -> None:
     insert(cloud, scheduling=STANDARD, machineType="n2-standard-2")
     after = change(cloud, "setScheduling", {"onHostMaintenance": "TERMINATE"})
     assert after["scheduling"]["onHostMaintenance"] == "TERMINATE"
@@ -116,7 +116,7 @@ def test_what_needs_a_stopped_vm_is_refused_while_it_runs(cloud: LocalCloud) -> 
     assert refused(cloud, "setScheduling", {"automaticRestart": True})[0] == 400
 
 
-def test_an_insert_without_room_or_quota_is_an_operation_that_failed(cloud: LocalCloud) -> None:
+def test_an_insert_without_capacity_or_quota_is_a_failed_operation(cloud: LocalCloud) -> None:
     ok(cloud, "POST", "/_local/switches", {"no_capacity": True})
     try:
         _is_exhausted(ok(cloud, "POST", VMS, vm_body()))
@@ -143,7 +143,7 @@ def _is_exhausted(operation: dict[str, Any]) -> None:
     assert operation["httpErrorStatusCode"] == 503
 
 
-def test_a_call_that_is_repeated_with_its_request_id_does_nothing(cloud: LocalCloud) -> None:
+def test_a_repeated_request_id_does_nothing(cloud: LocalCloud) -> None:
     request = {"params": {"requestId": str(uuid.uuid4())}}
     first = ok(cloud, "POST", VMS, vm_body(), **request)
     number = shown(cloud)["id"]
@@ -246,7 +246,7 @@ def test_a_boot_disk_that_is_smaller_than_its_image_is_refused(cloud: LocalCloud
     ok(cloud, "POST", VMS, body)
 
 
-def test_what_cannot_be_attached_or_detached_is_said(cloud: LocalCloud) -> None:
+def test_an_impossible_attach_or_detach_is_reported(cloud: LocalCloud) -> None:
     boot = insert(cloud, scheduling=STANDARD)["disks"][0]["deviceName"]
     ok(cloud, "POST", f"{BASE}/zones/{ZONE}/disks", {"name": "data", "sizeGb": "20"})
     source = f"zones/{ZONE}/disks/data"

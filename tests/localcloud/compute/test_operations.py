@@ -21,7 +21,7 @@ def operations(clock: FakeClock) -> Operations:
     return Operations(clock, lambda path: f"https://host/{path}", lambda: next(numbers))
 
 
-def test_operation_is_done_when_its_work_is(operations: Operations) -> None:
+def test_an_operation_is_done_when_its_work_is_done(operations: Operations) -> None:
     done = False
     name = operations.record("delete", PATH, "7", lambda: done)["name"]
     assert operations.shown(name)["status"] == "RUNNING"
@@ -46,7 +46,7 @@ def test_slow_operation_runs_until_its_time_has_passed(
     assert operations.next_time() is None
 
 
-def test_trouble_is_for_its_calls_and_so_often(operations: Operations) -> None:
+def test_a_fault_applies_to_its_calls_as_often_as_it_says(operations: Operations) -> None:
     operations.add("DELETE .*", error=("QUOTA_EXCEEDED", "no"), times=1)
     operations.add("POST .*", delay_sec=1, applies=lambda path: path.endswith("/g2"))
     assert operations.trouble("POST", PATH) is None

@@ -252,7 +252,7 @@ def test_regional_template_and_group(plugin: Plugin) -> None:
     plugin.operate("DELETE", f"{templates}/t1")
 
 
-def test_network_and_what_hangs_on_it(plugin: Plugin) -> None:
+def test_network_and_its_dependents(plugin: Plugin) -> None:
     network = {
         "name": "n1",
         "autoCreateSubnetworks": False,
@@ -501,7 +501,7 @@ def test_account_role_and_the_projects_policy(plugin: Plugin) -> None:
     assert plugin.is_gone(one)
 
 
-def test_secret_version_and_who_may_read_it(plugin: Plugin) -> None:
+def test_secret_version_and_its_readers(plugin: Plugin) -> None:
     secrets = f"/secretmanager/v1/projects/{PROJECT}/secrets"
     body = {"replication": {"automatic": {}}, "labels": LABEL, "annotations": {}}
     made = plugin.send("POST", secrets, body, secretId="token")

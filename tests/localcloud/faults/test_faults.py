@@ -45,7 +45,7 @@ def test_reset_in_mid_upload_leaves_no_object(cloud: LocalCloud, bucket: str) ->
     assert not list((cloud.state / "storage/uploads").glob("direct-*"))
 
 
-def test_small_upload_has_a_middle_too(cloud: LocalCloud, bucket: str) -> None:
+def test_a_small_upload_also_has_a_middle(cloud: LocalCloud, bucket: str) -> None:
     cloud.add_fault("mid-body", {"status": 500}, object="^a$")
     assert cloud.put(bucket, "a", b"tiny").status_code == 500
     assert not exists(cloud, bucket, "a")

@@ -99,7 +99,7 @@ def test_only_the_clouds_own_host_is_answered(
         ("GET /_local/audit HTTP/1.0", ""),
     ],
 )
-def test_what_a_proxy_gets_is_refused(cloud: LocalCloud, request_line: str, lines: str) -> None:
+def test_a_proxied_request_is_refused(cloud: LocalCloud, request_line: str, lines: str) -> None:
     found, text = raw(port_of(cloud), f"{request_line}\r\n{lines}Connection: close\r\n\r\n")
     assert found == 421, text
 
@@ -118,7 +118,7 @@ PAGE = [
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"])
 @pytest.mark.parametrize("headers", PAGE, ids=lambda headers: "-".join(headers))
-def test_what_a_browser_adds_is_refused(
+def test_a_browsers_request_is_refused(
     cloud: LocalCloud, secret: str, bucket: str, method: str, headers: dict[str, str]
 ) -> None:
     sent = {name: value.replace("PORT", str(port_of(cloud))) for name, value in headers.items()}
@@ -148,7 +148,7 @@ def test_an_address_that_a_person_typed_is_answered(cloud: LocalCloud) -> None:
         ("application/json; charset=UTF-8", 200),
     ],
 )
-def test_json_needs_a_type_that_no_page_can_send_unasked(
+def test_json_needs_a_content_type_that_a_web_page_cannot_send(
     cloud: LocalCloud, kind: str | None, status: int
 ) -> None:
     name = f"typed-{abs(hash(kind)) % 10**9}"
@@ -168,7 +168,7 @@ def test_an_objects_bytes_have_any_type(cloud: LocalCloud, bucket: str, kind: st
     assert cloud.object("GET", bucket, "typed", params={"alt": "media"}).content == b"x"
 
 
-def test_a_header_does_not_say_who_sends(cloud: LocalCloud) -> None:
+def test_a_header_does_not_identify_the_sender(cloud: LocalCloud) -> None:
     for name in ("X-Forwarded-For", "Forwarded", "X-Real-IP"):
         assert cloud.call("GET", "/_local/vms", headers={name: "10.0.0.1"}).ok
 
@@ -203,7 +203,7 @@ def test_another_user_is_refused(
 
 
 @needs_root
-def test_another_user_has_no_use_of_a_vms_token(cloud: LocalCloud) -> None:
+def test_another_user_cannot_use_a_vms_token(cloud: LocalCloud) -> None:
     head = f"GET /storage/v1/b?project={PROJECT} HTTP/1.1\r\nHost: 127.0.0.1:{port_of(cloud)}\r\n"
     token = "Authorization: Bearer vm-token-vm1:vm1@x.iam.gserviceaccount.com\r\n"
     answer = exchange_as_nobody(port_of(cloud), f"{head}{token}Connection: close\r\n\r\n")
@@ -232,7 +232,7 @@ def lookup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("lookup")
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_the_far_end_is_known_until_it_is_closed(family: socket.AddressFamily) -> None:
+def test_the_other_end_is_known_until_it_is_closed(family: socket.AddressFamily) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         host = "127.0.0.1" if family == socket.AF_INET else "::ffff:127.0.0.1"
         with socket.socket(family) as client:
@@ -248,7 +248,7 @@ def test_the_far_end_is_known_until_it_is_closed(family: socket.AddressFamily) -
 
 
 @pytest.mark.usefixtures("lookup")
-def test_a_port_that_is_used_again_is_not_the_earlier_sender() -> None:
+def test_a_reused_port_does_not_identify_the_earlier_sender() -> None:
     """A client that sends, resets and leaves its port to the owner must not pass for the owner."""
     linger_zero = struct.pack("ii", 1, 0)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -419,7 +419,7 @@ def keep_secrets(cloud: LocalCloud) -> None:
     assert cloud.put(bucket, "a", TOKEN.encode()).ok
 
 
-def test_what_the_cloud_keeps_is_its_owners_alone(own_cloud: LocalCloud) -> None:
+def test_only_the_owner_can_read_the_clouds_state(own_cloud: LocalCloud) -> None:
     keep_secrets(own_cloud)
     assert stat.S_IMODE(own_cloud.state.stat().st_mode) == 0o700
     kept = [path for path in own_cloud.state.rglob("*") if path.is_file()]
@@ -442,7 +442,7 @@ def serve(state: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_folder_that_others_can_read_is_closed_to_them(
+def test_a_folder_readable_by_others_is_closed_to_them(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     state = tmp_path / "state"
@@ -455,7 +455,7 @@ def test_a_folder_that_others_can_read_is_closed_to_them(
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
-def test_a_folder_that_others_could_fill_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_folder_writable_by_others_is_refused(tmp_path: Path, mode: int) -> None:
     state = tmp_path / "state"
     Ended(LocalCloud(state)).close()
     state.chmod(mode)
@@ -464,7 +464,7 @@ def test_a_folder_that_others_could_fill_is_refused(tmp_path: Path, mode: int) -
     assert f"--state {state}: other users may write into it (mode 0{mode:o})" in done.stderr
 
 
-def test_a_link_is_refused_and_what_it_leads_to_is_left(tmp_path: Path) -> None:
+def test_a_link_is_refused_and_its_target_is_left_alone(tmp_path: Path) -> None:
     kept = tmp_path / "home"
     kept.mkdir()
     state = tmp_path / "state"

@@ -234,7 +234,7 @@ def visit(tmp_path: Path, targets: dict[str, str]) -> Site:
     return site
 
 
-def test_a_web_page_does_nothing_and_reads_nothing(cloud: LocalCloud, tmp_path: Path) -> None:
+def test_a_web_page_changes_nothing_and_reads_nothing(cloud: LocalCloud, tmp_path: Path) -> None:
     port = cloud.url.rpartition(":")[2]
     names = {"number": "127.0.0.1", "name": "localhost", "rebound": EVIL}
     site = visit(tmp_path, {key: f"http://{host}:{port}" for key, host in names.items()})

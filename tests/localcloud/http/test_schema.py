@@ -301,7 +301,7 @@ def call_secrets(client: Recorder) -> None:
     client.ok("DELETE", f"{secrets}/s")
 
 
-def test_every_answer_is_as_its_document_says(cloud: FullCloud, served: Served) -> None:
+def test_every_answer_fits_its_schema(cloud: FullCloud, served: Served) -> None:
     for version in ("v1", "beta"):
         client = Recorder(cloud, served, version)
         call_what_is_fixed(client)
@@ -317,7 +317,7 @@ def test_every_answer_is_as_its_document_says(cloud: FullCloud, served: Served) 
 
 
 @pytest.mark.rehearsal
-def test_every_answer_about_a_vm_is_as_its_document_says(cloud: FullCloud, served: Served) -> None:
+def test_every_answer_about_a_vm_fits_its_schema(cloud: FullCloud, served: Served) -> None:
     for version in ("v1", "beta"):
         client = Recorder(cloud, served, version)
         client.ok("POST", "global/instanceTemplates", template_body())
@@ -475,7 +475,7 @@ def with_metadata(*values: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_template_that_is_refused(
+def test_an_invalid_template_is_refused(
     cloud: FullCloud, body: dict[str, Any], reason: str, message: str
 ) -> None:
     answer = cloud.call("POST", f"/compute/beta/projects/{PROJECT}/global/instanceTemplates",
@@ -491,7 +491,7 @@ def test_metadata_just_within_its_limits_passes(cloud: FullCloud) -> None:
     cloud.ok("POST", f"/compute/v1/projects/{PROJECT}/global/instanceTemplates", body)
 
 
-def test_a_group_that_is_refused(cloud: FullCloud) -> None:
+def test_an_invalid_group_is_refused(cloud: FullCloud) -> None:
     project = f"/compute/v1/projects/{PROJECT}"
     cloud.ok("POST", f"{project}/global/instanceTemplates", template_body())
     policy = {"replacementMethod": "RECREATE", "maxSurge": {"percent": 20}}
@@ -527,7 +527,7 @@ def test_a_group_that_is_refused(cloud: FullCloud) -> None:
          "resource.sourceImage"),
     ],
 )  # fmt: skip
-def test_what_is_fixed_at_creation_cannot_be_patched(
+def test_fields_fixed_at_creation_cannot_be_patched(
     cloud: FullCloud, place: str, body: dict[str, Any], change: dict[str, Any], field: str
 ) -> None:
     path = f"/compute/v1/projects/{PROJECT}/{place}"
@@ -572,7 +572,7 @@ def test_a_network_in_use_and_a_stale_fingerprint(cloud: FullCloud) -> None:
         ({"orderBy": "size"}, 400, "'orderBy'"),
     ],
 )
-def test_queries_that_are_refused(
+def test_invalid_queries_are_refused(
     cloud: FullCloud, query: dict[str, str], status: int, message: str
 ) -> None:
     path = f"/compute/v1/projects/{PROJECT}/global/instanceTemplates"

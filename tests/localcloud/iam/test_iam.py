@@ -58,7 +58,7 @@ def grant_on_project(cloud: LocalCloud, role: str, member: str) -> Any:
 # Conditions
 
 
-def test_condition_reaches_its_prefix_alone() -> None:
+def test_a_condition_covers_only_its_prefix() -> None:
     expression = condition("b", "experiments/e/")
     inside = Target("projects/_/buckets/b/objects/experiments/e/HEAD")
     assert holds({"expression": expression}, inside)
@@ -155,7 +155,7 @@ def test_conditional_bindings_have_a_limit(cloud: LocalCloud, bucket: str) -> No
     assert "20" in over.json()["error"]["message"]
 
 
-def test_what_else_is_asked_of_a_vm(cloud: LocalCloud) -> None:
+def test_moves_copies_and_batches_need_the_same_permissions(cloud: LocalCloud) -> None:
     """Restoring, moving, copying and batches go by the same names and prefixes."""
     bucket = make_bucket(cloud)
     email = make_account(cloud)
@@ -202,7 +202,7 @@ def test_overwriting_needs_delete_and_hides_absence(cloud: LocalCloud, bucket: s
     assert cloud.object("GET", bucket, "absent", vm=("vm-2", reader)).status_code == 403
 
 
-def test_resumable_upload_is_the_openers(cloud: LocalCloud, bucket: str) -> None:
+def test_a_resumable_upload_belongs_to_its_opener(cloud: LocalCloud, bucket: str) -> None:
     email = make_account(cloud)
     path = f"/upload/storage/v1/b/{bucket}/o"
     params = {"uploadType": "resumable", "name": "e/big"}
@@ -213,7 +213,7 @@ def test_resumable_upload_is_the_openers(cloud: LocalCloud, bucket: str) -> None
     assert sent.status_code == 200
 
 
-def test_custom_role_is_what_test_permissions_says(cloud: LocalCloud) -> None:
+def test_test_permissions_shows_a_custom_role(cloud: LocalCloud) -> None:
     email = make_account(cloud)
     ask = {"permissions": [*LEAVE, "compute.instances.delete"]}
 
@@ -235,7 +235,7 @@ def test_custom_role_is_what_test_permissions_says(cloud: LocalCloud) -> None:
     assert held() == []
 
 
-def test_token_of_a_vm_that_is_gone(cloud: LocalCloud, bucket: str) -> None:
+def test_the_token_of_a_deleted_vm_is_refused(cloud: LocalCloud, bucket: str) -> None:
     path = f"/storage/v1/b/{bucket}"
     gone = cloud.call("GET", path, headers={"Authorization": "Bearer vm-token-gone"})
     assert gone.status_code == 401
@@ -340,7 +340,7 @@ def test_deleted_role_is_reserved_until_undeleted(cloud: LocalCloud) -> None:
     assert cloud.call("POST", ROLES, json={"roleId": role_id, "role": {}}).status_code == 409
 
 
-def test_a_role_that_was_deleted_long_ago_is_lost_and_keeps_its_id_for_a_month(
+def test_a_role_deleted_long_ago_is_lost_and_its_id_stays_reserved_for_a_month(
     own_cloud: LocalCloud,
 ) -> None:
     def switch(**switches: float) -> None:
@@ -421,7 +421,7 @@ def test_a_vm_reads_the_secret_that_it_was_granted_and_no_other(cloud: LocalClou
         (f"{PROJECTS}:testIamPermissions", {"permissions": "x"}, {}, "permissions"),
     ],
 )
-def test_bodies_and_queries_are_held_to_the_documents(
+def test_bodies_and_queries_are_checked_against_the_schema(
     cloud: LocalCloud, path: str, body: dict[str, Any], query: dict[str, str], says: str
 ) -> None:
     answer = cloud.call("POST", path, json=body, params=query)

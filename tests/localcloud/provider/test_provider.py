@@ -241,7 +241,7 @@ def test_secrets_and_outputs_are_unwrapped():
     assert decode(struct) == {"secret": [1, "x"], "output": "y", "unknown": UNKNOWN}
 
 
-def test_an_asset_that_changed_under_way_is_refused(tmp_path: Path):
+def test_an_asset_that_changed_meanwhile_is_refused(tmp_path: Path):
     file = tmp_path / "bundle.zip"
     file.write_bytes(b"new")
     with pytest.raises(ValueError, match="changed since the engine read it"):
@@ -258,7 +258,7 @@ def test_differences_name_paths_the_way_the_engine_does():
     }
 
 
-def test_what_the_api_only_writes_differently_is_still_so():
+def test_a_value_in_another_spelling_is_not_a_difference():
     host = "https://www.googleapis.com/compute/beta/"
     base = "projects/p/global/instanceTemplates/"
     inputs = {
@@ -301,7 +301,7 @@ def test_check_fills_in_name_project_and_zone(engine: Engine):
     assert again["name"] != inputs["name"]
 
 
-def test_check_names_inputs_that_it_does_not_know_and_those_that_lack(engine: Engine):
+def test_check_names_unknown_and_missing_inputs(engine: Engine):
     _, failures = engine.check(TEMPLATE, {"disks": [{"bot": True}], "metadataStartup": "x"})
     said = "\n".join(failures)
     assert "disks[0].bot: no input of" in said
@@ -314,7 +314,7 @@ def test_an_unknown_type_is_named(engine: Engine):
         engine.check("gcp:pubsub/topic:Topic", {})
 
 
-def test_a_look_up_is_refused_by_name(engine: Engine):
+def test_a_lookup_is_refused_by_name(engine: Engine):
     token = "gcp:storage/getBucket:getBucket"
     with pytest.raises(grpc.RpcError, match=token):
         engine.stub.Invoke(provider_pb2.InvokeRequest(tok=token))
@@ -337,7 +337,7 @@ def test_a_stack_that_was_not_configured_is_named(stub):
 
 
 @pytest.mark.parametrize("token", sorted(KINDS))
-def test_a_preview_knows_the_inputs_and_nothing_more(token: str):
+def test_a_preview_knows_only_the_inputs(token: str):
     state = KINDS[token].preview_create({"project": PROJECT, DEFAULTS: []})
     assert state.pop("project") == PROJECT
     assert state == dict.fromkeys(KINDS[token].computed, UNKNOWN)
@@ -365,7 +365,7 @@ def test_template_life(engine: Engine, whole_cloud: LocalCloud):
     assert engine.read(TEMPLATE, id, checked, state)[0] == ""
 
 
-def test_any_change_of_a_template_makes_another_first(engine: Engine):
+def test_any_change_of_a_template_creates_another_one_first(engine: Engine):
     checked, _ = engine.check(TEMPLATE, template_inputs())
     changed = template_inputs(
         metadata={"startup-script": "true", "outlast-run": "9", "new": "1"},
@@ -417,14 +417,14 @@ def test_group_life(engine: Engine, whole_cloud: LocalCloud):
     [{"description": "b"}, {"zone": "us-east1-b"}, {"baseInstanceName": "b"}, {"name": "b"}],
     ids=lambda change: next(iter(change)),
 )
-def test_what_replaces_a_group(engine: Engine, change):
+def test_changes_that_replace_a_group(engine: Engine, change):
     checked, _ = engine.check(GROUP, group_inputs("a", "t"))
     answer = engine.diff(GROUP, checked, {**group_inputs("a", "t"), **change})
     assert list(answer.replaces) == list(change)
     assert answer.deleteBeforeReplace is ("name" not in change)
 
 
-def test_a_size_that_fell_by_itself_shows_in_a_refresh(engine: Engine, whole_cloud: LocalCloud):
+def test_a_size_that_dropped_by_itself_shows_in_a_refresh(engine: Engine, whole_cloud: LocalCloud):
     _, _, template = engine.create(TEMPLATE, template_inputs())
     inputs = group_inputs(unique("group"), template["selfLinkUnique"])
     id, checked, state = engine.create(GROUP, inputs)
@@ -491,7 +491,7 @@ def test_bucket_life(engine: Engine, whole_cloud: LocalCloud):
     assert engine.read(BUCKET, id, checked, state)[0] == ""
 
 
-def test_an_imported_bucket_fits_what_declares_it_but_for_its_labels(
+def test_an_imported_bucket_fits_its_declaration_except_its_labels(
     engine: Engine, whole_cloud: LocalCloud
 ):
     """The real plugin knows of labels those that a program has given; an import has no program."""
@@ -573,7 +573,7 @@ def test_account_life(engine: Engine):
     assert engine.read(ACCOUNT, id, checked, state)[0] == ""
 
 
-def test_a_deleted_role_is_brought_back(engine: Engine):
+def test_a_deleted_role_is_undeleted(engine: Engine):
     inputs = {
         "roleId": f"role_{uuid.uuid4().hex[:8]}",
         "title": "Leave",
@@ -632,7 +632,7 @@ def test_bucket_bindings_with_conditions_are_kept_apart(engine: Engine, whole_cl
     engine.delete(BUCKET, bucket, bucket_state)
 
 
-def test_a_policy_that_changed_under_way_is_written_again(engine: Engine, whole_cloud: LocalCloud):
+def test_a_policy_that_changed_meanwhile_is_written_again(engine: Engine, whole_cloud: LocalCloud):
     _, _, account = engine.create(ACCOUNT, {"accountId": unique("vm")})
     rule = whole_cloud.add_fault(
         "before", {"status": 409}, method="POST", path=".*:setIamPolicy", count=2
@@ -644,7 +644,7 @@ def test_a_policy_that_changed_under_way_is_written_again(engine: Engine, whole_
     engine.delete(MEMBER, id, state)
 
 
-def test_a_binding_waits_for_an_account_that_iam_does_not_know_yet(engine: Engine):
+def test_a_binding_waits_until_iam_knows_its_account(engine: Engine):
     """As the plugin does: IAM hears of a new account late."""
     name = unique("late")
     project = engine.create(ACCOUNT, {"accountId": unique("vm")})[2]["member"].rpartition("@")[2]
@@ -660,7 +660,7 @@ def test_a_binding_waits_for_an_account_that_iam_does_not_know_yet(engine: Engin
     engine.delete(MEMBER, id, state)
 
 
-def test_a_binding_of_an_account_that_never_comes_ends_with_its_name(
+def test_a_binding_of_an_unknown_account_fails_with_its_name(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(rest, "NEW_ACCOUNT_SEC", 1.5)
@@ -806,7 +806,7 @@ def test_readers_of_a_secret(engine: Engine, whole_cloud: LocalCloud):
 # ------------------------------------------------------------------------------------- imports
 
 
-def test_imports_name_things_as_briefly_as_they_can(engine: Engine):
+def test_imports_accept_short_names(engine: Engine):
     _, _, template = engine.create(TEMPLATE, template_inputs())
     inputs = group_inputs(unique("group"), template["selfLinkUnique"])
     id, checked, state = engine.create(GROUP, inputs)
@@ -857,7 +857,7 @@ def test_an_error_of_the_api_reaches_the_engine_as_a_sentence(engine: Engine):
         engine.create(TEMPLATE, template_inputs(labels={"Capital": "x"}))
 
 
-def test_no_cloud_is_said(tmp_path: Path):
+def test_a_missing_cloud_is_reported(tmp_path: Path):
     server, port = start("http://127.0.0.1:9")
     try:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:

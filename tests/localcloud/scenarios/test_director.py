@@ -262,7 +262,7 @@ def test_a_vm_dies_at_each_moment_of_its_life(phase: str) -> None:
     play(scene, events=events(({"phase": phase}, {"kill": None})))
 
 
-def test_share_waits_for_the_step_that_a_heartbeat_or_a_snapshot_tells() -> None:
+def test_a_share_waits_for_the_step_in_a_heartbeat_or_a_snapshot() -> None:
     async def scene(rehearsal: Rehearsal) -> None:
         await rehearsal.boot("vm")
         await rehearsal.start("vm", 1)
@@ -305,7 +305,7 @@ def test_events_name_boots_attempts_commits_and_the_nth_moment() -> None:
     )
 
 
-def test_an_event_happens_as_often_as_it_says_and_once_a_boot() -> None:
+def test_an_event_happens_its_number_of_times_and_once_a_boot() -> None:
     async def scene(rehearsal: Rehearsal) -> None:
         for term, vm in enumerate("abcd", 1):
             await rehearsal.boot(vm)
@@ -367,7 +367,7 @@ def test_the_baseline_is_left_alone() -> None:
     )
 
 
-def test_after_sec_and_the_moments_of_the_world_go_by_the_clocks_speed() -> None:
+def test_after_sec_and_the_moments_of_the_world_follow_the_clocks_speed() -> None:
     async def scene(rehearsal: Rehearsal) -> None:
         await rehearsal.boot("vm")
         assert not rehearsal.did
@@ -423,7 +423,7 @@ def test_actions_on_a_vm_reach_the_platform_or_its_processes() -> None:
     )
 
 
-def test_what_has_missed_is_said_of_itself_whatever_happens_meanwhile() -> None:
+def test_a_missed_action_is_reported_even_if_others_happen_meanwhile() -> None:
     async def scene(rehearsal: Rehearsal) -> None:
         await rehearsal.boot("vm")
         await rehearsal.until(lambda: len(rehearsal.director.shown()["log"]) == 2)
@@ -439,7 +439,7 @@ def test_what_has_missed_is_said_of_itself_whatever_happens_meanwhile() -> None:
     )
 
 
-def test_a_host_taken_for_dead_thaws_and_goes_when_its_time_is_up() -> None:
+def test_a_host_taken_for_dead_thaws_and_ends_at_its_time() -> None:
     async def scene(rehearsal: Rehearsal) -> None:
         await rehearsal.boot("vm")
         await rehearsal.until(lambda: len(rehearsal.did) == 5)
@@ -450,7 +450,7 @@ def test_a_host_taken_for_dead_thaws_and_goes_when_its_time_is_up() -> None:
     play(scene, events=events(({"boot": 1}, lost)))
 
 
-def test_a_fault_of_an_event_is_the_vms_own() -> None:
+def test_a_fault_of_an_event_affects_only_its_vm() -> None:
     async def scene(rehearsal: Rehearsal) -> None:
         await rehearsal.boot("vm")
         first, second = rehearsal.faults.shown()
@@ -468,7 +468,7 @@ def test_a_fault_of_an_event_is_the_vms_own() -> None:
     )
 
 
-def test_bindings_work_late_for_the_target() -> None:
+def test_bindings_take_effect_late_for_the_target() -> None:
     async def scene(rehearsal: Rehearsal) -> None:
         rehearsal.director.bound([("projects/p", "roles/x", "m", "")])
         await rehearsal.boot("vm")
@@ -540,7 +540,7 @@ def test_a_stopping_vm_loses_its_network_and_its_gpu() -> None:
     play(scene, world={"shutdown": {"network_lost_sec": 0.01, "gpu_lost_sec": 0}})
 
 
-def test_a_boot_in_trouble_is_one_of_those_named() -> None:
+def test_each_boot_has_one_of_the_named_faults() -> None:
     async def scene(rehearsal: Rehearsal) -> None:
         first, second = await rehearsal.boot("a"), await rehearsal.boot("b")
         assert set(first) == {"trouble"}

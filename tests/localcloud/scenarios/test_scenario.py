@@ -179,7 +179,7 @@ def test_every_phase_may_be_named() -> None:
         ({**MINIMAL, "expect": {"end": {"state": "lunch"}}}, "expect.end.state 'lunch': must be"),
     ],
 )
-def test_what_is_wrong_is_one_sentence_with_its_place(document: Any, sentence: str) -> None:
+def test_an_error_is_one_sentence_with_its_place(document: Any, sentence: str) -> None:
     with pytest.raises(ScenarioError) as error:
         check(document)
     assert str(error.value).startswith(sentence)
@@ -202,7 +202,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("name", ["daily-preemption", "death-in-boot", "gpu-lost", "zone-failover"])
-def test_a_named_scenario_with_one_thing_changed_is_taken_or_refused_in_a_sentence(
+def test_a_changed_scenario_is_accepted_or_refused_in_one_sentence(
     name: str,
 ) -> None:
     whole = read(NAMED / f"{name}.yaml").document()

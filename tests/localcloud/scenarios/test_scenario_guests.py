@@ -100,7 +100,7 @@ def at_setup(do: dict[str, Any], boot: int = 1) -> dict[str, Any]:
     return {"when": {"boot": boot, "phase": "setup"}, "do": do}
 
 
-def test_a_vm_is_cut_in_the_middle_of_an_upload(cloud: FullCloud) -> None:
+def test_a_vm_is_killed_in_the_middle_of_an_upload(cloud: FullCloud) -> None:
     text = """
       put boots/$ID-0.json
       put attempts/000001/start.json
@@ -194,7 +194,7 @@ def test_a_stopping_vm_has_no_network_any_more(cloud: FullCloud) -> None:
     assert not play.has("last")
 
 
-def test_a_binding_works_late(cloud: FullCloud) -> None:
+def test_a_binding_takes_effect_late(cloud: FullCloud) -> None:
     text = "until put first; do sleep 0.1; done; sleep 600"
     play = Play(cloud, text, world={"iam_delay_sec": 3})
     assert "put first 403" in play.said(1, "put first 200")

@@ -106,7 +106,7 @@ def test_a_zone_without_room_creates_no_vm_of_the_target_for_a_time(cloud: Local
     assert running(cloud)["zone"] == ZONE
 
 
-def test_a_quota_of_zero_is_said_as_google_says_it(cloud: LocalCloud) -> None:
+def test_a_quota_of_zero_has_googles_message(cloud: LocalCloud) -> None:
     put(cloud, world={"quota": [{"metric": "PREEMPTIBLE_CPUS", "limit": 0}]})
     make_group(cloud)
     wait(lambda: "QUOTA_EXCEEDED" in errors(cloud))
@@ -252,7 +252,7 @@ def test_operations_fail_or_are_slow(cloud: LocalCloud) -> None:
     assert ok(cloud, "POST", resize, params={"size": 0})["status"] == "DONE"
 
 
-def test_switches_of_a_scenario_go_with_it(cloud: LocalCloud) -> None:
+def test_a_scenarios_switches_end_with_it(cloud: LocalCloud) -> None:
     put(cloud, world={"switches": {"no_capacity": True}})
     make_group(cloud)
     wait(lambda: "ZONE_RESOURCE_POOL_EXHAUSTED" in errors(cloud))
@@ -260,7 +260,7 @@ def test_switches_of_a_scenario_go_with_it(cloud: LocalCloud) -> None:
     running(cloud)
 
 
-def test_serve_plays_a_file_from_the_start_for_everybody(tmp_path: Path) -> None:
+def test_serve_plays_a_file_from_the_start_for_all_stacks(tmp_path: Path) -> None:
     file = tmp_path / "full.yaml"
     file.write_text(
         f"{{name: full, about: No room., world: {{zones: {{{ZONE}: {{capacity: [{{vms: 1}}]}}}}}}}}"

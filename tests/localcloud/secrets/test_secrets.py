@@ -58,7 +58,9 @@ def test_a_secret_is_followed_from_absent_to_destroyed(cloud: LocalCloud, name: 
     assert answer_for(name) == sources.Answer()
 
 
-def test_who_may_not_ask_or_gets_no_answer_is_warned(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_refused_or_unanswered_request_gives_a_warning(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
     found = answer_for(name, project="of-others")
     assert found.refusal == ""
     assert f"secrets/{name}': you may not look it up" in found.warning

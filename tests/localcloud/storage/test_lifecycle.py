@@ -30,7 +30,7 @@ def names(cloud: LocalCloud, bucket: str, **params: str) -> list[str]:
         ("d?a.csv", []),
     ],
 )
-def test_a_glob_means_names(cloud: LocalCloud, bucket: str, glob: str, found: list[str]) -> None:
+def test_a_glob_matches_names(cloud: LocalCloud, bucket: str, glob: str, found: list[str]) -> None:
     for name in ("a.csv", "b.txt", "d/a.csv", "d/e/c9.csv"):
         cloud.put(bucket, name)
     assert names(cloud, bucket, matchGlob=glob) == found
@@ -55,7 +55,7 @@ def apply(cloud: LocalCloud, bucket: str, at: float) -> list[tuple[str, str]]:
     return sorted((one["name"], one["action"]) for one in done if one["bucket"] == bucket)
 
 
-def test_rules_delete_and_move_what_is_old_enough(cloud: LocalCloud) -> None:
+def test_rules_delete_and_move_objects_that_are_old_enough(cloud: LocalCloud) -> None:
     rules = [
         rule("Delete", age=30, matchesPrefix=["tmp/"]),
         rule("SetStorageClass", "NEARLINE", age=10),
@@ -74,7 +74,7 @@ def test_rules_delete_and_move_what_is_old_enough(cloud: LocalCloud) -> None:
     assert names(cloud, bucket, softDeleted="true") == ["tmp/a"]
 
 
-def test_rules_delete_versions_that_were_replaced(cloud: LocalCloud) -> None:
+def test_rules_delete_replaced_versions(cloud: LocalCloud) -> None:
     rules = [rule("Delete", isLive=False, daysSinceNoncurrentTime=3)]
     bucket = make_bucket(cloud, lifecycle={"rule": rules}, versioning={"enabled": True})
     cloud.put(bucket, "gone")

@@ -198,7 +198,7 @@ def test_a_resumable_upload_continues_where_it_stopped(cloud: LocalCloud, bucket
     assert again.json()["generation"] == last.json()["generation"]
 
 
-def test_resumable_precondition_holds_at_the_end_too(cloud: LocalCloud, bucket: str) -> None:
+def test_a_resumable_precondition_is_checked_at_the_end(cloud: LocalCloud, bucket: str) -> None:
     url = open_session(cloud, bucket, "HEAD", ifGenerationMatch="0")
     other = cloud.put(bucket, "HEAD", b"first")
     assert send(cloud, url, "bytes 0-4/5", b"later").status_code == 412
@@ -397,7 +397,7 @@ def test_the_write_limit_can_be_switched_off(own_cloud: LocalCloud) -> None:
 @pytest.mark.parametrize(
     "name", ["../../etc/passwd", "/abs", "a//b", "..a", "é" * 512, "a\x00b", "?#%2F", "sp ace "]
 )
-def test_any_name_is_an_object_and_no_path(cloud: LocalCloud, bucket: str, name: str) -> None:
+def test_any_name_is_an_object_but_never_a_path(cloud: LocalCloud, bucket: str, name: str) -> None:
     kept = cloud.put(bucket, name, b"here")
     assert kept.status_code == 200
     assert cloud.object("GET", bucket, name, params={"alt": "media"}).content == b"here"
@@ -490,7 +490,9 @@ def test_wrong_content_range(cloud: LocalCloud, bucket: str, text: str) -> None:
         {"storageClass": "GOLD"},
     ],
 )
-def test_fields_that_cannot_be(cloud: LocalCloud, bucket: str, metadata: dict[str, Any]) -> None:
+def test_impossible_fields_are_refused(
+    cloud: LocalCloud, bucket: str, metadata: dict[str, Any]
+) -> None:
     request = multipart({"name": "d", **metadata}, b"data")
     assert cloud.call("POST", f"/upload/storage/v1/b/{bucket}/o", **request).status_code == 400
 
@@ -532,7 +534,7 @@ def test_fields_need_not_be_latin(cloud: LocalCloud, bucket: str) -> None:
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_nothing_that_is_sent_breaks_it(
+def test_no_request_breaks_the_cloud(
     cloud: LocalCloud, method: str, tail: str, query: dict[str, str], body: Any
 ) -> None:
     kept = "kept-for-nonsense"
@@ -545,7 +547,7 @@ def test_nothing_that_is_sent_breaks_it(
 # A crash
 
 
-def test_killed_in_mid_write_it_loses_nothing(own_cloud: LocalCloud) -> None:
+def test_a_cloud_killed_in_mid_write_loses_nothing(own_cloud: LocalCloud) -> None:
     versioned = make_bucket(own_cloud, versioning={"enabled": True})
     plain = make_bucket(own_cloud)
     own_cloud.call("POST", "/_local/switches", json={"write_interval_sec": 0})
@@ -584,7 +586,7 @@ def test_killed_in_mid_write_it_loses_nothing(own_cloud: LocalCloud) -> None:
     assert not list((own_cloud.state / "storage/uploads").iterdir())
 
 
-def test_a_torn_last_line_is_a_write_that_was_not(tmp_path: Path) -> None:
+def test_a_torn_last_line_does_not_count_as_a_write(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     journal.write(("t", "a", {"n": 1}))
     journal.write(("t", "b", {"n": 2}), ("u", "c", {"n": 3}))
@@ -615,7 +617,7 @@ def test_the_journal_does_not_grow_without_limit(
 # Answers
 
 
-def test_answers_are_as_googles_document_says(cloud: LocalCloud) -> None:
+def test_answers_fit_googles_schema(cloud: LocalCloud) -> None:
     bucket = make_bucket(cloud, versioning={"enabled": True}, labels={"a": "b"})
     cloud.call("PATCH", f"/storage/v1/b/{bucket}", json={"lifecycle": {"rule": []}})
     path = f"/storage/v1/b/{bucket}"

@@ -217,7 +217,7 @@ def test_library_keeps_versions(client: storage.Client, cloud: LocalCloud) -> No
 
 
 @pytest.mark.usefixtures("fast")
-def test_library_restores_what_was_deleted(client: storage.Client, cloud: LocalCloud) -> None:
+def test_library_restores_a_deleted_object(client: storage.Client, cloud: LocalCloud) -> None:
     here = client.bucket(make_bucket(cloud))
     blob = here.blob("dear")
     blob.metadata = {"of": "mine"}
@@ -248,7 +248,7 @@ def client_of(cloud: LocalCloud) -> storage.Client:
     return storage.Client(PROJECT, AnonymousCredentials(), client_options=options)
 
 
-def test_library_restores_a_bucket_that_was_deleted(own_cloud: LocalCloud) -> None:
+def test_library_restores_a_deleted_bucket(own_cloud: LocalCloud) -> None:
     cloud, client = own_cloud, client_of(own_cloud)
     here = client.bucket(make_bucket(cloud, labels={"team": "a"}))
     here.blob("dear").upload_from_string(b"first")
@@ -286,7 +286,7 @@ def test_library_restores_a_bucket_that_was_deleted(own_cloud: LocalCloud) -> No
     client.close()
 
 
-def test_library_reads_gzip_as_it_is_kept_or_as_what_it_holds(
+def test_library_reads_gzip_raw_or_decompressed(
     client: storage.Client, cloud: LocalCloud, bucket: str
 ) -> None:
     text = b"many lines\n" * 100_000

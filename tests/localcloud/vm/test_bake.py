@@ -255,7 +255,7 @@ def test_a_recipe_becomes_an_image_that_vms_boot_from(cloud: LocalCloud, root: P
     nothing_bills(cloud)
 
 
-def test_a_bake_that_fails_shows_why_and_leaves_nothing(cloud: LocalCloud, root: Path):
+def test_a_failed_bake_shows_its_error_and_leaves_nothing(cloud: LocalCloud, root: Path):
     cloud.reset()
     write_script(root, "bad", then="echo 'no such thing'; exit 3")
     code, said = bake(cloud, root)
@@ -316,9 +316,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def test_a_builder_past_its_limit_leaves_its_last_words_and_nothing_else(
-    cloud: LocalCloud, root: Path
-):
+def test_a_builder_past_its_limit_leaves_only_its_last_lines(cloud: LocalCloud, root: Path):
     cloud.reset()
     write_script(root, "never", then="echo still at it; sleep infinity")
     baking = begin(cloud, root, limitMinutes=30)
@@ -394,7 +392,7 @@ def test_the_next_bake_repairs_a_killed_one(cloud: LocalCloud, root: Path, stage
     nothing_bills(cloud)
 
 
-def test_a_changed_recipe_clears_the_builder_that_was_left(cloud: LocalCloud, root: Path):
+def test_a_changed_recipe_deletes_the_old_builder(cloud: LocalCloud, root: Path):
     cloud.reset()
     assert bake(cloud, root, stop_at="baking")[0] == -9
     write_script(root, "mark 2")

@@ -244,7 +244,7 @@ def test_kill_leaves_no_process_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["kill", "stop"])
-def test_no_process_lives_to_see_another_cut_off(tmp_path: Path, end: str) -> None:
+def test_all_processes_of_a_vm_end_together(tmp_path: Path, end: str) -> None:
     async def scene(host: Host) -> None:
         guest = await host.boot(
             f"echo '{WATCHERS}' >$TMPDIR/watch.py; trap '' TERM; python3 $TMPDIR/watch.py $TMPDIR"
@@ -278,7 +278,7 @@ def test_a_daemon_that_hides_dies_with_its_vm(tmp_path: Path, end: str) -> None:
     play(tmp_path, scene, grace_sec=0.2)
 
 
-def test_stray_dies_with_a_first_process_that_was_killed_itself(tmp_path: Path) -> None:
+def test_a_stray_process_dies_with_a_killed_first_process(tmp_path: Path) -> None:
     async def scene(host: Host) -> None:
         guest = await host.boot(
             f"echo '{STRAY}' >$TMPDIR/stray.py; python3 $TMPDIR/stray.py $TMPDIR/stray"
@@ -330,7 +330,7 @@ asyncio.run(main())
     assert not list((tmp_path / "vms").iterdir())
 
 
-def test_the_next_cloud_ends_vms_that_did_not_end(tmp_path: Path) -> None:
+def test_the_next_cloud_ends_leftover_vms(tmp_path: Path) -> None:
     async def first() -> list[int]:
         """A host that is forgotten, with a VM whose first process does nothing any more."""
         host = Host(tmp_path)
@@ -482,7 +482,7 @@ def test_reboot_keeps_the_disk_but_not_what_is_in_memory(tmp_path: Path) -> None
     play(tmp_path, scene)
 
 
-def test_shims_refuse_what_would_reach_this_machine(tmp_path: Path) -> None:
+def test_shims_refuse_commands_that_would_affect_this_machine(tmp_path: Path) -> None:
     async def scene(host: Host) -> None:
         guest = await host.boot(
             "for c in 'shutdown -h now' reboot halt 'systemctl reboot'; do $c; echo rc $?; done"
@@ -569,7 +569,7 @@ def _children(guest: Guest) -> set[int]:
     return descendants(guest.pid) if guest.pid else set()
 
 
-def test_signal_reaches_the_processes_that_are_meant(tmp_path: Path) -> None:
+def test_a_signal_reaches_only_the_chosen_processes(tmp_path: Path) -> None:
     async def scene(host: Host) -> None:
         guest = await host.boot("sleep 601 & sleep 602 & wait -n; echo rc $?; wait")
         serial = guest.serial
@@ -618,7 +618,7 @@ def test_one_preemption_may_have_its_own_notice_and_grace(tmp_path: Path) -> Non
     play(tmp_path, scene, grace_sec=600)
 
 
-def test_a_vm_that_was_given_up_keeps_its_disk_until_it_exits(tmp_path: Path) -> None:
+def test_an_abandoned_vm_keeps_its_disk_until_it_exits(tmp_path: Path) -> None:
     async def scene(host: Host) -> None:
         zombie = await host.boot("while true; do echo x >>$TMPDIR/ticks; sleep 0.01; done")
         ticks = zombie.root / "tmp/ticks"
@@ -697,7 +697,7 @@ def wheel(folder: Path) -> Path:
     return path
 
 
-def test_a_vm_boots_from_what_another_has_installed(tmp_path: Path) -> None:
+def test_a_vm_boots_from_a_disk_that_another_vm_prepared(tmp_path: Path) -> None:
     async def scene(host: Host) -> None:
         builder = await host.boot(
             "venv=$OUTLAST_ROOT/opt/outlast/venv; python3 -m venv --without-pip $venv && "

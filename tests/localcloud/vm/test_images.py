@@ -21,7 +21,7 @@ def image(tmp_path: Path) -> Path:
     return tmp_path / "image"
 
 
-def test_what_names_the_old_root_names_the_new_one(image: Path, tmp_path: Path) -> None:
+def test_paths_of_the_old_root_become_paths_of_the_new_one(image: Path, tmp_path: Path) -> None:
     images.unpack(image, tmp_path / "new")
     assert (tmp_path / "new/bin/tool").read_text() == f"#!{tmp_path}/new/bin/python"
     assert (tmp_path / "new/link").readlink() == tmp_path / "new/bin/tool"

@@ -163,7 +163,7 @@ def test_wait_for_a_folder(server: Server) -> None:
     assert answer.json() == {"outlast-run": "new"}
 
 
-def test_closing_sends_waiting_readers_home() -> None:
+def test_closing_answers_waiting_readers() -> None:
     server = Server(Tree({"instance/preempted": "FALSE"}), lambda: "t")
     statuses: list[int] = []
     etag = get(server, "instance/preempted").headers["ETag"]
@@ -225,7 +225,7 @@ def test_googles_own_client_finds_and_gets_its_credentials(server: Server, tmp_p
     ],
     ids=["length", "negative", "huge", "cut", "tls", "target", "header"],
 )
-def test_garbage_is_answered_and_the_server_lives_on(
+def test_garbage_is_answered_and_the_server_keeps_running(
     server: Server, sent: bytes, status: int
 ) -> None:
     address, _, port = server.host.partition(":")
@@ -243,7 +243,7 @@ def test_garbage_is_answered_and_the_server_lives_on(
     assert get(server, "instance/preempted").text == "FALSE"
 
 
-def test_trouble_comes_before_the_answers() -> None:
+def test_faults_precede_the_answers() -> None:
     server = Server(Tree({"instance/id": 7}), lambda: "", trouble=Trouble(0.5, 503, 2))
     try:
         answers: list[int] = []

@@ -312,7 +312,7 @@ def buckets(world: FullCloud) -> Buckets:
     return made
 
 
-def test_a_vm_may_do_what_its_run_needs_and_nothing_of_anybody_elses(
+def test_a_vm_has_only_the_permissions_that_its_run_needs(
     world: FullCloud, buckets: Buckets
 ) -> None:
     email = give(world, declared(buckets), ("", ""))

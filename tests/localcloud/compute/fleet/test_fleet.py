@@ -118,7 +118,7 @@ def test_recreation_waits_its_delay(world: World) -> None:
     assert len(world.machines.live) == 1
 
 
-def test_deleted_member_stays_away_and_lowers_the_size(world: World) -> None:
+def test_a_deleted_member_is_not_recreated_and_lowers_the_size(world: World) -> None:
     group = world.group()
     world.fleet.delete_members(group, [world.only().name])
     assert group.target_size == 0
@@ -149,7 +149,7 @@ def test_deleting_a_member_twice_lowers_the_size_once(world: World) -> None:
     assert group.target_size == 1
 
 
-def test_call_on_a_stranger_is_refused_and_changes_nothing(world: World) -> None:
+def test_a_call_on_a_vm_outside_the_group_is_refused(world: World) -> None:
     group = world.group()
     with pytest.raises(Invalid, match="not a member"):
         world.fleet.delete_members(group, [world.only().name, "stranger"])
@@ -167,7 +167,7 @@ def test_resize_to_nothing_and_back(world: World) -> None:
     assert len(world.machines.live) == 2
 
 
-def test_abandoned_vm_lives_on_alone(world: World) -> None:
+def test_an_abandoned_vm_keeps_running_alone(world: World) -> None:
     group = world.group()
     instance = world.only()
     world.fleet.abandon_members(group, [instance.name])
@@ -181,7 +181,7 @@ def test_abandoned_vm_lives_on_alone(world: World) -> None:
 
 
 @pytest.mark.parametrize(("force", "expected"), [("YES", "t2"), ("NO", "t1")])
-def test_opportunistic_update_reaches_a_vm_at_its_repair_if_forced(
+def test_a_forced_opportunistic_update_reaches_a_vm_at_its_repair(
     world: World, force: str, expected: str
 ) -> None:
     group = world.group(instanceLifecyclePolicy={"forceUpdateOnRepair": force})
@@ -278,7 +278,7 @@ def test_vm_that_cannot_boot_is_tried_again_later(world: World) -> None:
 
 
 @pytest.mark.parametrize("lowers", [True, False])
-def test_time_limit_ends_a_vm_and_both_answers_of_the_group_are_played(
+def test_a_time_limit_ends_a_vm_and_the_group_recreates_it_or_not(
     world: World, lowers: bool
 ) -> None:
     world.fleet.switches.limit_lowers_target = lowers
@@ -299,7 +299,7 @@ def test_time_limit_ends_a_vm_and_both_answers_of_the_group_are_played(
 
 
 @pytest.mark.parametrize("lowers", [True, False])
-def test_past_its_termination_time_no_vm_lives_or_is_created(world: World, lowers: bool) -> None:
+def test_after_its_termination_time_no_vm_runs_or_is_created(world: World, lowers: bool) -> None:
     world.fleet.switches.limit_lowers_target = lowers
     ends = to_rfc3339(world.clock.now() + 60)
     world.template("t2", terminationTime=ends, instanceTerminationAction="DELETE")
@@ -328,7 +328,7 @@ def test_default_action_on_failure(world: World, action: str, size: int, live: i
     assert (group.target_size, len(world.machines.live)) == (size, live)
 
 
-def test_group_goes_when_its_last_vm_has_gone(world: World) -> None:
+def test_a_group_is_deleted_after_its_last_vm(world: World) -> None:
     group = world.group(size=2)
     world.fleet.delete_group(group)
     world.machines.settle(exits=False)
@@ -352,7 +352,7 @@ def test_reset_keeps_id_and_disk(world: World) -> None:
     assert world.fleet.is_stable(group)
 
 
-def test_names_are_numbered_where_the_base_name_asks_for_it(world: World) -> None:
+def test_names_are_numbered_if_the_base_name_asks_for_it(world: World) -> None:
     group = world.group(size=2, baseInstanceName="vm-###")
     assert sorted(group.members) == ["vm-001", "vm-002"]
 
@@ -394,7 +394,7 @@ def test_first_healthy_answer_ends_the_initial_delay(world: World) -> None:
     assert world.fleet.is_stable(group)
 
 
-def test_vm_that_falls_ill_is_recreated_under_its_name(world: World) -> None:
+def test_an_unhealthy_vm_is_recreated_under_its_name(world: World) -> None:
     group = _healed(world)
     world.pass_times(2, 1)
     old = world.only()
@@ -406,7 +406,7 @@ def test_vm_that_falls_ill_is_recreated_under_its_name(world: World) -> None:
     assert group.target_size == 1
 
 
-def test_ill_vm_is_left_alone_in_its_initial_delay(world: World) -> None:
+def test_an_unhealthy_vm_is_left_alone_during_its_initial_delay(world: World) -> None:
     world.machines.sick.add("g-001")
     _healed(world, baseInstanceName="g-###")
     old = world.only()
@@ -424,7 +424,7 @@ def test_ill_vm_is_left_alone_in_its_initial_delay(world: World) -> None:
         ({"defaultActionOnFailure": "DO_NOTHING", "onFailedHealthCheck": "REPAIR"}, True),
     ],
 )
-def test_what_a_failed_health_check_does_is_asked_for(
+def test_the_policy_decides_what_a_failed_health_check_does(
     world: World, lifecycle: dict[str, str], recreated: bool
 ) -> None:
     group = _healed(world, instanceLifecyclePolicy=lifecycle)
@@ -456,7 +456,7 @@ def test_health_check_in_use_cannot_be_deleted_and_its_change_holds_at_once(worl
 # Updates
 
 
-def test_substitution_brings_the_new_vm_up_before_the_old_one_goes(world: World) -> None:
+def test_substitution_starts_the_new_vm_before_the_old_one_ends(world: World) -> None:
     policy = {"type": "PROACTIVE", "maxSurge": {"fixed": 1}, "maxUnavailable": {"fixed": 0}}
     group = world.group(updatePolicy=policy)
     old = world.only()
@@ -496,7 +496,7 @@ def held(group: Group) -> list[int]:
     ],
 )
 @pytest.mark.parametrize("method", ["RECREATE", "SUBSTITUTE"])
-def test_a_canary_has_as_many_vms_as_it_asks_for(
+def test_a_canary_has_its_target_size(
     world: World, method: str, size: int, asked: dict[str, int], wanted: list[int]
 ) -> None:
     surge = {"maxSurge": {"fixed": int(method == "SUBSTITUTE")}, "maxUnavailable": {"fixed": 1}}
@@ -543,7 +543,7 @@ def test_a_version_of_another_name_is_another_version(world: World) -> None:
     assert group.members[old.name].version == "0-2026"
 
 
-def test_a_group_that_does_not_come_to_rest_is_said_to(
+def test_a_group_that_does_not_settle_is_reported_as_unstable(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = world.group(size=2)
@@ -570,7 +570,7 @@ def test_a_group_that_does_not_come_to_rest_is_said_to(
         ("REFRESH", "REFRESH", {"machineType": "e2-small"}, True, 0),
     ],
 )
-def test_update_does_the_mildest_thing_that_is_enough(
+def test_an_update_uses_the_mildest_sufficient_action(
     world: World, minimal: str, most: str, change: dict[str, Any], kept_id: bool, boots: int
 ) -> None:
     group = world.group(updatePolicy={"replacementMethod": "RECREATE"})
@@ -622,7 +622,7 @@ def test_other_shapes_go_where_there_is_room(
 
 
 @pytest.mark.parametrize("moves", [True, False])
-def test_recreated_vm_changes_its_zone_only_where_it_may(world: World, moves: bool) -> None:
+def test_a_recreated_vm_changes_its_zone_only_if_allowed(world: World, moves: bool) -> None:
     lifecycle = {
         "forceUpdateOnRepair": "YES",
         "onRepair": {"allowChangingZone": "YES" if moves else "NO"},
@@ -672,7 +672,7 @@ def test_redistribution_evens_out_unless_it_is_off(world: World, kind: str) -> N
 # Lacks
 
 
-def test_room_counts_vms_and_is_asked_only_at_creation(world: World) -> None:
+def test_capacity_counts_vms_and_is_checked_only_at_creation(world: World) -> None:
     now = world.clock.now()
     world.fleet.capacity.add_window(ZONE, 2, now, now + 10)
     group = world.group(size=3)
@@ -732,7 +732,9 @@ def test_a_quota_error_is_reported_as_the_platform_does(
 
 
 @pytest.mark.parametrize("by_itself", [True, False])
-def test_lost_host_of_a_standard_vm_both_answers(world: World, by_itself: bool) -> None:
+def test_a_standard_vm_whose_host_is_lost_restarts_or_is_recreated(
+    world: World, by_itself: bool
+) -> None:
     world.fleet.switches.automatic_restart = by_itself
     world.template("t2", automaticRestart=True)
     world.group(template="t2")
@@ -774,7 +776,7 @@ def test_maintenance_that_moves_the_vm_only_announces(world: World) -> None:
     assert world.only().status == "RUNNING"
 
 
-def test_vm_whose_end_is_seen_late_stays_stopping_and_has_no_successor(world: World) -> None:
+def test_a_vm_whose_end_is_noticed_late_stays_stopping_without_a_successor(world: World) -> None:
     world.group()
     old = world.only()
     world.fleet.vms.hold_stopping(old, 30)
@@ -805,7 +807,7 @@ def test_a_late_create_does_not_join_and_stays_until_it_is_deleted(world: World)
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_template_of_a_vm_that_lives_both_answers(world: World, held: bool) -> None:
+def test_the_template_of_a_running_vm_can_or_cannot_be_deleted(world: World, held: bool) -> None:
     world.fleet.switches.vms_hold_template = held
     group = world.group()
     world.template("t2")
@@ -818,7 +820,7 @@ def test_template_of_a_vm_that_lives_both_answers(world: World, held: bool) -> N
     assert ("t1" in world.fleet.templates) == held
 
 
-def test_template_of_a_region_is_another_one(world: World) -> None:
+def test_a_regional_template_is_a_different_template(world: World) -> None:
     world.fleet.blueprints.add_template("t1", {"machineType": "e2-small"}, "", REGION)
     group = world.group(template=f"{REGION}/t1")
     assert world.only().properties["machineType"] == "e2-small"

@@ -43,11 +43,11 @@ def anything() -> None:
 
 
 ROLLING = properties.test_rolling_update_keeps_to_its_limits_at_every_moment
-HEALING = properties.test_a_vm_that_never_is_well_is_healed_after_its_initial_delay_and_not_before
-NAMING = properties.test_a_name_that_a_vm_has_is_given_to_no_other
-SPREADING = properties.test_a_regional_group_spreads_as_its_shape_says
-LIMITING = properties.test_a_vm_ends_at_its_limit_which_begins_when_it_runs
-MOVING = properties.test_a_repaired_vm_changes_its_zone_only_where_it_may_and_must
+HEALING = properties.test_a_vm_that_is_never_healthy_is_healed_only_after_its_initial_delay
+NAMING = properties.test_a_vms_name_is_not_given_to_another_vm
+SPREADING = properties.test_a_regional_group_spreads_by_its_shape
+LIMITING = properties.test_a_vm_ends_at_its_limit_counted_from_its_start
+MOVING = properties.test_a_repaired_vm_changes_its_zone_only_if_allowed_and_needed
 
 
 @dataclass(frozen=True)

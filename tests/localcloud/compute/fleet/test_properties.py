@@ -466,7 +466,7 @@ def test_rolling_update_keeps_to_its_limits_at_every_moment(
     threshold=st.integers(1, 3),
     on_failure=st.sampled_from(["DEFAULT_ACTION", "REPAIR", "DO_NOTHING"]),
 )
-def test_a_vm_that_never_is_well_is_healed_after_its_initial_delay_and_not_before(
+def test_a_vm_that_is_never_healthy_is_healed_only_after_its_initial_delay(
     delay_sec: int, interval_sec: int, threshold: int, on_failure: str
 ) -> None:
     world = World()
@@ -493,7 +493,7 @@ def test_a_vm_that_never_is_well_is_healed_after_its_initial_delay_and_not_befor
 
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(run_sec=st.integers(1, 30), wait_sec=st.integers(0, 5), lowers=st.booleans())
-def test_a_vm_ends_at_its_limit_which_begins_when_it_runs(
+def test_a_vm_ends_at_its_limit_counted_from_its_start(
     run_sec: int, wait_sec: int, lowers: bool
 ) -> None:
     world = World()
@@ -522,7 +522,7 @@ def test_a_vm_ends_at_its_limit_which_begins_when_it_runs(
     size=st.integers(1, LARGEST),
     data=st.data(),
 )
-def test_a_repaired_vm_changes_its_zone_only_where_it_may_and_must(
+def test_a_repaired_vm_changes_its_zone_only_if_allowed_and_needed(
     shape: str, moves: bool, size: int, data: st.DataObject
 ) -> None:
     world = World()
@@ -553,7 +553,7 @@ def test_a_repaired_vm_changes_its_zone_only_where_it_may_and_must(
     room=st.fixed_dictionaries({zone: st.integers(0, 5) for zone in ZONES}),
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=3),
 )
-def test_a_regional_group_spreads_as_its_shape_says(
+def test_a_regional_group_spreads_by_its_shape(
     shape: str, room: dict[str, int], sizes: list[int]
 ) -> None:
     """EVEN is even and waits for room, BALANCED is as even as the room allows, ANY takes what
@@ -595,7 +595,7 @@ def _spreads(shape: str, room: dict[str, int], asked: dict[str, int], live: Coun
 
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(size=st.integers(1, LARGEST), regional=st.booleans(), data=st.data())
-def test_a_name_that_a_vm_has_is_given_to_no_other(
+def test_a_vms_name_is_not_given_to_another_vm(
     size: int, regional: bool, data: st.DataObject
 ) -> None:
     """An abandoned VM keeps its name."""
