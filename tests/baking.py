@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from outlast.localcloud.vm.disks import SYSTEM_PATH
-from outlast.localcloud.vm.hypervisor import SHIMS
+from outlast.localcloud.vm.process_guest import SHIMS
 
 PYTHON = """#!/bin/bash
 # Lends an environment the pip of its interpreter, rather than installs one there.

@@ -96,6 +96,10 @@ class LocalCloud:
         """The VMs that exist: name, id, group, zone, status, pid, boots, started."""
         return self.call("GET", "/_local/vms")
 
+    def notes(self) -> list[str]:
+        """What it has to say about the machines that its VMs are, oldest first."""
+        return self.call("GET", "/_local/notes")
+
     def act(self, vm: str, action: str) -> None:
         """`kill`, `preempt`, `freeze` or `thaw` of one VM. CloudError: no such VM."""
         self.call("POST", f"/_local/vms/{quote(vm, safe='')}/{action}")
@@ -221,13 +225,15 @@ def start(
     pace: Pace = Pace(),  # noqa: B008 - frozen
     guest_env: Mapping[str, str] | None = None,
     guests: bool = True,
+    guest_images: Mapping[str, Path] | None = None,
     dies_with_us: bool,
 ) -> LocalCloud:
     """Starts a local cloud; returns when it is ready.
 
     `dies_with_us`: it ends when this process does, in any way; otherwise it runs in a separate
-    session until it is stopped. Without `guests`, VMs come and go, but nothing runs on them. Raises
-    CloudError, with the reason, if one is already running there or it does not start.
+    session until it is stopped. Without `guests`, VMs come and go, but nothing runs on them. With
+    `guest_images`, by project and family, VMs are machines of QEMU. Raises CloudError, with the
+    reason, if one is already running there or it does not start.
     """
     if (running := find(state)) is not None:
         raise CloudError(
@@ -247,7 +253,11 @@ def start(
         raise CloudError(f"state {state}: {error.strerror}; name another folder.") from None
     command = [parts.python, "-m", "outlast.localcloud", "serve", "--state", str(state)]
     command += ["--port", str(port), "--project", PROJECT]
-    command += ["--image", f"{IMAGE_FAMILY}={parts.image}"]
+    images = guest_images or {IMAGE_FAMILY: parts.image}
+    for family, folder in images.items():
+        command += ["--image", f"{family}={folder}"]
+    if guest_images:
+        command += ["--guest", "vm"]
     command += ["--notice-sec", str(pace.notice_sec), "--grace-sec", str(pace.grace_sec)]
     for name, value in (guest_env or {}).items():
         command += ["--guest-env", f"{name}={value}"]

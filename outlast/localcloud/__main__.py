@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,6 +17,7 @@ from outlast.localcloud.base.errors import USAGE_EXIT, RehearsalError, UsageErro
 from outlast.localcloud.cloud import Options
 from outlast.localcloud.scenarios.scenario import read
 from outlast.localcloud.server import serve
+from outlast.localcloud.vm.qemu_guest import GuestImage
 
 
 class _Parser(argparse.ArgumentParser):
@@ -59,6 +61,12 @@ def parser() -> argparse.ArgumentParser:
         "--no-guests", action="store_true", help="VMs without processes, for measurements"
     )
     command.add_argument(
+        "--guest",
+        choices=("process", "vm"),
+        default=Options.guest,
+        help="what a VM is: a process tree, or a machine of QEMU from the guest images of --image",
+    )
+    command.add_argument(
         "--no-provider", action="store_true", help="do not start the engine's provider adapter"
     )
     command.add_argument(
@@ -83,6 +91,8 @@ def options_of(args: argparse.Namespace) -> Options:
             raise UsageError(f"--image {family}: must be PROJECT/FAMILY=FOLDER")
         if not folder.is_dir():
             raise UsageError(f"--image {family}={folder}: the folder must exist")
+    if args.guest == "vm":
+        _check_guest_images(images)
     return Options(
         state=_without_links(args.state),
         port=args.port,
@@ -92,9 +102,20 @@ def options_of(args: argparse.Namespace) -> Options:
         notice_sec=args.notice_sec,
         grace_sec=args.grace_sec,
         guests=not args.no_guests,
+        guest=args.guest,
         provider=not args.no_provider,
         parent_pid=args.parent_pid,
     )
+
+
+def _check_guest_images(images: Mapping[str, Path]) -> None:
+    if not images:
+        raise UsageError("--guest vm: needs an --image, a folder with a guest image")
+    for family, folder in images.items():
+        try:
+            GuestImage.read(folder)
+        except OSError as error:
+            raise UsageError(f"--image {family}: {error}; see make guest-image") from None
 
 
 def _without_links(folder: Path) -> Path:

@@ -10,9 +10,10 @@ import hashlib
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from starlette.requests import Request
 from starlette.routing import BaseRoute
@@ -23,6 +24,9 @@ from outlast.localcloud.base.clock import RealClock
 from outlast.localcloud.base.state import Entry, EventLog, State
 from outlast.localcloud.http.request_facts import RequestFacts
 from outlast.localcloud.http.senders import Senders
+
+ADDRESSED: ContextVar[str] = ContextVar("addressed", default="")
+"""The cloud's address in the current request. A machine of QEMU reaches it by another one."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class Options:
     grace_sec: float = 2.0
     """Seconds from SIGTERM to SIGKILL."""
     guests: bool = True
-    """Whether VMs have processes; otherwise they boot and stop at once."""
+    """Whether VMs run anything; otherwise they boot and stop at once."""
+    guest: Literal["process", "vm"] = "process"
+    """What a VM is: a process tree, or a machine of QEMU."""
     provider: bool = True
     parent_pid: int | None = None
 
@@ -250,7 +256,9 @@ class Cloud:
     def __init__(self, options: Options, base_url: str) -> None:
         """`base_url` is `http://127.0.0.1:PORT`."""
         self.options = options
-        self.base_url = base_url
+        self._base_url = base_url
+        self.notes: list[str] = []
+        """Sentences for the person who runs the cloud, oldest first."""
         self.project = options.project
         self.project_number = str(int(hashlib.sha256(self.project.encode()).hexdigest(), 16))[:12]
         self.state = State(options.state)
@@ -258,6 +266,17 @@ class Cloud:
         self.clock = RealClock()
         self.stopping = asyncio.Event()
         self.failure: BaseException | None = None
+
+    @property
+    def base_url(self) -> str:
+        """The address at which the current request's sender reaches the cloud."""
+        return ADDRESSED.get() or self._base_url
+
+    def note(self, sentence: str) -> None:
+        """Tells the person who runs the cloud one sentence."""
+        self.notes.append(sentence)
+        self.events.write("note", sentence=sentence)
+        print(f"local cloud: {sentence}", flush=True)
 
     def caller(self, request: Request) -> Caller:
         """The sender of a request; raises ApiError 401 or 403 if it is unknown or not admitted."""

@@ -30,6 +30,7 @@ class Control:
         """The routes below /_local."""
         return [
             Route("/_local/vms", self._list_vms, methods=["GET"]),
+            Route("/_local/notes", self._list_notes, methods=["GET"]),
             Route("/_local/vms/{name}/{verb}", self._act_on_vm, methods=["POST"]),
             Route("/_local/faults", self._list_faults, methods=["GET"]),
             Route("/_local/faults", self._add_fault, methods=["POST"]),
@@ -47,6 +48,9 @@ class Control:
 
     async def _list_vms(self, request: Request) -> Response:
         return JSONResponse(self._cloud.machines.vms())
+
+    async def _list_notes(self, request: Request) -> Response:
+        return JSONResponse(self._cloud.notes)
 
     async def _act_on_vm(self, request: Request) -> Response:
         name, verb = request.path_params["name"], request.path_params["verb"]

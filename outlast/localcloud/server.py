@@ -34,13 +34,14 @@ from outlast.localcloud.cloud import Cloud, Options, Service
 from outlast.localcloud.compute.service import Compute
 from outlast.localcloud.control import Control
 from outlast.localcloud.faults.layer import FaultLayer
-from outlast.localcloud.http.listener import MAX_HEAD_BYTES, Listener, Protocol
+from outlast.localcloud.http.listener import MAX_HEAD_BYTES, NAMES, Listener, Protocol
 from outlast.localcloud.http.senders import Senders
 from outlast.localcloud.iam.service import Iam
 from outlast.localcloud.scenarios.director import ScenarioDirector
 from outlast.localcloud.scenarios.scenario import Scenario
 from outlast.localcloud.secrets.service import SecretManager
 from outlast.localcloud.storage.service import Storage
+from outlast.localcloud.vm.qemu_guest import GATEWAY
 
 SERVICES: Mapping[str, Callable[[Cloud], Service]] = {
     "compute": Compute,
@@ -84,7 +85,8 @@ def assemble(
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
     port = int(base_url.rpartition(":")[2])
-    return cloud, Listener(cloud.senders, faults.wrap(app), port)
+    names = (*NAMES, GATEWAY) if options.guest == "vm" else NAMES
+    return cloud, Listener(cloud.senders, faults.wrap(app), port, names)
 
 
 async def _refuse(request: Request) -> Response:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outlast.cli.commands.guests import guest_images, guest_options, guest_variables
 from outlast.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def _running(state: Path | None) -> "LocalCloud":
 @cloud.command()
 @_state_option
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: any free one.")
-def start(state: Path | None, port: int) -> None:
+@guest_options
+def start(state: Path | None, port: int, guest: str, guest_image: Path | None) -> None:
     """Serve the local cloud in the background and print what to export.
 
     If it is already running, only print it.
@@ -76,6 +78,7 @@ def start(state: Path | None, port: int) -> None:
     from outlast.cli.rehearsal import settings
 
     parts = engine.find_parts()
+    images = guest_images(guest, guest_image)
     folder = _state_folder(state)
     found = clouds.find(folder)
     if found is not None and port not in (0, found.port):
@@ -85,8 +88,16 @@ def start(state: Path | None, port: int) -> None:
         )
     started = found is None
     if found is None:
-        pace = settings.pace_of(settings.LOCAL_SETTINGS)
-        found = clouds.start(folder, parts, port=port, pace=pace, dies_with_us=False)
+        pace = settings.pace_of(settings.local_settings(vm=bool(images)))
+        found = clouds.start(
+            folder,
+            parts,
+            port=port,
+            pace=pace,
+            guest_env=guest_variables(guest, guest_image),
+            guest_images=images,
+            dies_with_us=False,
+        )
     try:
         variables = _stack_ready(found)
     except BaseException:
@@ -135,6 +146,8 @@ def cloud_status(state: Path | None) -> None:
     """List the local cloud's VMs, groups and buckets."""
     found = _running(state)
     say(f"local cloud {found.pid} at {found.url}, state in {found.state}")
+    for note in found.notes():
+        say(note)
     vms = found.vms()
     for vm in vms:
         group = f"group {vm['group']}" if vm["group"] else "of no group"

@@ -2,11 +2,13 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from outlast.base import exits
+from outlast.cli.commands.guests import guest_images, guest_options, guest_variables
 from outlast.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option("--limit-rows", type=click.IntRange(min=64), help="Train only on the first N rows.")
 @click.option("--epochs", type=click.IntRange(min=1), help="Train for fewer epochs.")
+@guest_options
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def rehearse(
     scenario: str | None,
@@ -33,6 +36,8 @@ def rehearse(
     data: tuple[str, ...],
     limit_rows: int | None,
     epochs: int | None,
+    guest: str,
+    guest_image: Path | None,
     as_json: bool,
 ) -> None:
     """Run the stack on this machine with a scenario's faults, and check the guarantees.
@@ -66,6 +71,8 @@ def rehearse(
             data=data,
             limit_rows=limit_rows,
             args={} if epochs is None else {"epochs": epochs},
+            guest_images=guest_images(guest, guest_image),
+            guest_env=guest_variables(guest, guest_image),
         )
     if as_json:
         say(json.dumps(report.as_json(), indent=2))

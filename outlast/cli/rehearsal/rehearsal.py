@@ -97,7 +97,10 @@ class Rehearsal:
         config: Mapping[str, Any],
         folder: Path,
         watcher: Watcher,
+        *,
+        patience: float = 1,
     ) -> None:
+        """`patience`: how many times as long as a scenario says its runs may take."""
         from outlast.bucket.store import open_store
 
         self.cloud = cloud
@@ -112,6 +115,8 @@ class Rehearsal:
         self._deadline = time.monotonic() + LIMIT_SEC
         self._reported: dict[str, int] = {}
         self._faults_reported = 0
+        self._notes_reported = 0
+        self._within_sec = played.within_sec * patience
         self._reported_at = time.monotonic()
 
     def say(self, message: str) -> None:
@@ -236,7 +241,7 @@ class Rehearsal:
                     f"rehearsal: {stack_run.name} did not come up in {LIMIT_SEC} s."
                 )
             return False
-        if time.monotonic() > stack_run.up_at + self.scenario.within_sec:
+        if time.monotonic() > stack_run.up_at + self._within_sec:
             return True
         return self._size(stack_run) == 0 and not self._vms(stack_run)
 
@@ -265,6 +270,10 @@ class Rehearsal:
                 )
 
     def _report_faults(self) -> None:
+        notes = self.cloud.notes()
+        for note in notes[self._notes_reported :]:
+            self.say(note)
+        self._notes_reported = len(notes)
         log = self.cloud.played()["log"]
         for entry in log[self._faults_reported :]:
             self.say(f"{entry.get('vm') or self.stack_runs[0].name}: {_fault(entry)}")
@@ -293,7 +302,7 @@ class Rehearsal:
         return Seen(
             expected=self.scenario.end,
             run=runs[0],
-            within_sec=self.scenario.within_sec,
+            within_sec=self._within_sec,
             baseline=runs[1] if len(runs) > 1 else None,
             faults=[_fault(entry) for entry in played["log"]],
             disturbed_requests=sum(fired),

@@ -9,6 +9,7 @@ and the result's bytes. The stacks cannot see that they are being rehearsed.
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from outlast.base.folders import PACKAGE
@@ -21,8 +22,10 @@ from outlast.cli.rehearsal.report import Report
 from outlast.cli.rehearsal.settings import (
     LOCAL_PLACE,
     STACK,
+    VM_PATIENCE,
     Delivery,
     compose,
+    local_settings,
     pace_of,
     read_config,
     read_own,
@@ -38,18 +41,25 @@ def rehearse(
     data: Sequence[str] = (),
     limit_rows: int | None = None,
     args: Mapping[str, Any] | None = None,
+    guest_images: Mapping[str, Path] | None = None,
+    guest_env: Mapping[str, str] | None = None,
 ) -> Report:
     """Runs the whole rehearsal in a temporary folder and leaves nothing behind.
 
     `name`: a scenario's name or file; None: the default for the trainer or command. `stack`: the
     stack to rehearse; None: `dev`, which in the checkout is the example. `data`: files for the
     local cloud's buckets, each `gs://BUCKET/PATH=FOLDER`. `args` override the stack's
-    hyperparameters. Raises OperateError if the rehearsal could not be carried out.
-    KeyboardInterrupt passes through after everything that was started has ended.
+    hyperparameters. `guest_images`: VMs are machines of QEMU from these, by project and family,
+    with `guest_env` for everything that runs on them. Raises OperateError if the rehearsal could
+    not be carried out. KeyboardInterrupt passes through after everything that was started has
+    ended.
     """
     deliveries = [Delivery.parse(text) for text in data]
     own = stack is not None or engine.project() != PACKAGE.parent
-    settings = read_own(stack or STACK) if own else read_config(STACK)
+    vm = bool(guest_images)
+    settings = read_own(stack or STACK, vm=vm) if own else read_config(STACK)
+    if vm:
+        settings = {**settings, **local_settings(vm=True)}
     path = scenario.find(name or scenario.default_of(settings))
     parts = engine.find_parts()
     played = scenario.read(path, parts)
@@ -66,7 +76,8 @@ def rehearse(
             cloud = clouds.start(
                 folder / "c",
                 parts,
-                guest_env={clouds.TOKEN_VARIABLE: str(folder)},
+                guest_env={**(guest_env or {}), clouds.TOKEN_VARIABLE: str(folder)},
+                guest_images=guest_images,
                 dies_with_us=True,
                 pace=pace_of(config),
             )
@@ -78,7 +89,10 @@ def rehearse(
                 held.create(cloud)
                 for note in held.notes:
                     watcher.say(note)
-                rehearsal = Rehearsal(cloud, played, config, folder / "stacks", watcher)
+                patience = VM_PATIENCE if vm else 1
+                rehearsal = Rehearsal(
+                    cloud, played, config, folder / "stacks", watcher, patience=patience
+                )
                 report, seen = rehearsal.play(stack or STACK, deliveries)
             finally:
                 cloud.stop()

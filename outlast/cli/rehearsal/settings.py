@@ -34,6 +34,19 @@ LOCAL_SETTINGS = {
     "outlast:driverInstallSec": "2",
 }
 """The local cloud's image and pace, which every rehearsed stack gets."""
+VM_SETTINGS = {
+    "outlast:checkpointEvery": "10s",
+    "outlast:noticeSec": "20",
+    "outlast:stopSec": "30",
+    "outlast:heartbeatSec": "5",
+    "outlast:failureGraceSec": "20",
+    "outlast:backoffSec": "5",
+    "outlast:driverInstallSec": "60",
+}
+"""The pace of machines of QEMU: the platform's grace period, and time for a machine that is
+emulated."""
+VM_PATIENCE = 10
+"""How many times as long as a process tree a machine of QEMU may take."""
 LOCAL_PLACE = {
     "gcp:project": "outlast-rehearsal",
     "gcp:region": "europe-west4",
@@ -122,7 +135,12 @@ def _not_yaml(error: Exception) -> str:
     return f"is not YAML ({why}{f', line {mark.line + 1}' if mark else ''})"
 
 
-def read_own(stack: str) -> dict[str, Any]:
+def local_settings(*, vm: bool) -> dict[str, str]:
+    """The image and the pace of process trees, or of machines of QEMU."""
+    return {**LOCAL_SETTINGS, **(VM_SETTINGS if vm else {})}
+
+
+def read_own(stack: str, *, vm: bool = False) -> dict[str, Any]:
     """The settings of a user's stack for the local cloud, with its project, image and pace. Raises
     UsageError if the stack does not exist or cannot be rehearsed.
     """
@@ -146,7 +164,12 @@ def read_own(stack: str) -> dict[str, Any]:
     project = config.get("gcp:project") or stack
     config.setdefault("outlast:bucket", f"{project}-outlast")  # As its own paths name it.
     config.setdefault("outlast:experiment", stack)
-    return {**LOCAL_PLACE, **config, "gcp:project": LOCAL_PLACE["gcp:project"], **LOCAL_SETTINGS}
+    return {
+        **LOCAL_PLACE,
+        **config,
+        "gcp:project": LOCAL_PLACE["gcp:project"],
+        **local_settings(vm=vm),
+    }
 
 
 def compose(

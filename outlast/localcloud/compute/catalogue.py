@@ -122,8 +122,12 @@ class Catalogue:
     def __init__(self, project: str, images: Mapping[str, Path]) -> None:
         """`images`: folders by `PROJECT/FAMILY`; each family has one image."""
         self.project = project
-        self.images = [Image(*fields) for fields in STOCK_IMAGES]
-        for key, folder in images.items():
+        given = dict(images)
+        self.images = [
+            Image(*fields, folder=given.pop(f"{fields[0]}/{fields[1]}", None))
+            for fields in STOCK_IMAGES
+        ]
+        for key, folder in given.items():
             owner, _, family = key.partition("/")
             self.images.append(Image(owner, family, f"{family}-local", 10, folder))
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,12 +40,17 @@ from outlast.localcloud.compute.fleet.model import (
 from outlast.localcloud.compute.health import SOURCES, port_of, probe, vm_address
 from outlast.localcloud.compute.links import Links
 from outlast.localcloud.compute.operations import Operations
+from outlast.localcloud.vm.accelerator import find as find_accelerator
 from outlast.localcloud.vm.hypervisor import Hypervisor
 from outlast.localcloud.vm.machine import Machine
 from outlast.localcloud.vm.metadata import Value, vm_values
 from outlast.localcloud.vm.no_guests import NoGuests
+from outlast.localcloud.vm.qemu_guest import ADDRESS as VM_ADDRESS
+from outlast.localcloud.vm.qemu_guest import GATEWAY, Host, QemuGuest
+from outlast.localcloud.vm.slowness import Slowness
 
 LONGEST_OPERATION_SEC = 60.0
+HOST = "127.0.0.1"
 
 
 class Platform:
@@ -77,6 +83,10 @@ class Platform:
         options, base_url = self._cloud.options, self._cloud.base_url
         if not options.guests:
             return NoGuests(self._on_report)
+        make_guest = None
+        if options.guest == "vm":
+            make_guest = partial(QemuGuest, host=self._qemu_host())
+            base_url = base_url.replace(HOST, GATEWAY)
         return Hypervisor(
             options.state,
             self._on_report,
@@ -89,6 +99,23 @@ class Platform:
                 "OUTLAST_SECRET_MANAGER_ENDPOINT": f"{base_url}/secretmanager/",
                 **options.guest_env,
             },
+            make_guest=make_guest,
+        )
+
+    def _qemu_host(self) -> Host:
+        """Finds out how this machine runs QEMU's machines, and says so."""
+        kernel = next(iter(self._cloud.options.images.values())) / "vmlinuz"
+        accelerator, why = find_accelerator(kernel)
+        if accelerator == "kvm":
+            self._cloud.note("VMs are machines of QEMU, run by KVM")
+        else:
+            self._cloud.note(f"VMs are machines of QEMU, emulated (TCG), because {why}")
+        return Host(accelerator, Slowness(self._note_slowness), self._cloud.note)
+
+    def _note_slowness(self, took_sec: float, factor: float) -> None:
+        self._cloud.note(
+            f"the first VM took {took_sec:.0f} s to its startup script, {factor:.1f} times a VM of "
+            f"Compute Engine; grace periods are {factor:.1f} times as long"
         )
 
     # Start and stop
@@ -245,11 +272,15 @@ class Platform:
             self._firewalls.lets_in(
                 instance.properties, self.account_of(instance), SOURCES, port_of(check)
             )
-            and await probe(check, self._address_of(instance))
+            and await self._answers_probe(instance, check)
         )
         if self._running:
             self.fleet.vms.probed(instance_id, healthy)
             self.changed()
+
+    async def _answers_probe(self, instance: Instance, check: HealthCheck) -> bool:
+        await self.hypervisor.open_port(instance.id, port_of(check))
+        return await probe(check, self._address_of(instance))
 
     def _on_report(self, instance_id: str, event: str, why: str) -> None:
         if not self._running:
@@ -272,7 +303,9 @@ class Platform:
     def _machine(self, instance: Instance) -> Machine:
         properties = instance.properties
         boot_disk = next((d for d in properties.get("disks") or [] if d.get("boot")), {})
-        reference = (boot_disk.get("initializeParams") or {}).get("sourceImage") or ""
+        parameters = boot_disk.get("initializeParams") or {}
+        reference = parameters.get("sourceImage") or ""
+        address = self._address_of(instance)
         image = self.catalogue.image(reference)
         values: dict[str, Value] = vm_values(
             project=self._cloud.project,
@@ -283,7 +316,7 @@ class Platform:
             properties=properties,
             service_account=self.account_of(instance),
             image=image.path if image else "",
-            address=self._address_of(instance),
+            address=VM_ADDRESS if self._cloud.options.guest == "vm" else address,
         )
         values |= {f"instance/attributes/{k}": v for k, v in _attributes(instance).items()}
         noticed = duration_sec(instance.scheduling.get("preemptionNoticeDuration")) > 0
@@ -296,6 +329,9 @@ class Platform:
             image=image.folder if image else None,
             notice_sec=self._cloud.options.notice_sec if noticed else 0.0,
             memory_mb=kind.memory_mb if kind else 0,
+            cpus=kind.cpus if kind else 0,
+            disk_gb=int(parameters.get("diskSizeGb") or 0),
+            address=address,
             gpus=sum(count for _, count in gpus_of(properties)),
             local_ssds=sum(disk.get("type") == "SCRATCH" for disk in disks),
             **self._cloud.director.booting(instance),

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Collection
 from http import HTTPStatus
 from typing import Any
 
@@ -14,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from outlast.localcloud.base.access import OWNER
 from outlast.localcloud.base.errors import ApiError
+from outlast.localcloud.cloud import ADDRESSED
 from outlast.localcloud.http.admission import check_content_type, check_no_page, check_target, hosts
 from outlast.localcloud.http.peers import far_end
 from outlast.localcloud.http.senders import Senders
@@ -32,10 +34,13 @@ class Listener:
     """Checks every request: it must come from the owner or a VM, not from a web page; only the
     owner may use the control API; and bodies that are kept in memory are limited."""
 
-    def __init__(self, senders: Senders, app: ASGIApp, port: int) -> None:
+    def __init__(
+        self, senders: Senders, app: ASGIApp, port: int, names: Collection[str] = NAMES
+    ) -> None:
+        """`names`: the names in the Host headers of its clients."""
         self._senders = senders
         self._app = app
-        self._hosts = hosts(NAMES, port)
+        self._hosts = hosts(names, port)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,6 +52,7 @@ class Listener:
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
+        ADDRESSED.set(f"http://{request.headers['host'].strip()}")
         await self._app(scope, _bounded(receive) if _is_kept(request) else receive, send)
 
     def _check(self, request: Request) -> None:

@@ -24,6 +24,12 @@ class Machine:
     """Seconds from the `preempted` flag to the stop."""
     memory_mb: int = 0
     """Limit of its memory, above which the largest process is killed; 0: no limit."""
+    cpus: int = 0
+    """Processors, of which a process guest has those of this machine; 0: one."""
+    disk_gb: int = 0
+    """Size of its boot disk; 0: that of the image."""
+    address: str = ""
+    """Its address on this machine's loopback."""
     missing_tools: tuple[str, ...] = ()
     """Programs of the system that the VM lacks."""
     driver_fails: bool = False

@@ -228,10 +228,11 @@ class Server:
         admits: Callable[[int], bool] = lambda _inode: True,
         trouble: Trouble | None = None,
         cut_off: Callable[[], Collection[int]] = frozenset,
+        asked: Callable[[str], None] = lambda _path: None,
     ) -> None:
         """`token` returns the access token of the VM's service account. `admits` returns whether a
         process of the VM has the socket of an inode open. `cut_off` returns the ids of users that
-        the VM itself blocks."""
+        the VM itself blocks. `asked` gets the path of each value that is read."""
         self._trouble = trouble or Trouble()
         self._trouble.begin()
         self.tree = tree
@@ -239,6 +240,7 @@ class Server:
         self._token = token
         self._admits = admits
         self._cut_off = cut_off
+        self._asked = asked
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._http.daemon_threads = True
         self.port: int = self._http.server_address[1]
@@ -271,7 +273,8 @@ class Server:
             return Answer(403, "A forwarded request is refused.\n", "text/plain")
         if not (url.path + "/").startswith(PREFIX):
             return Answer(404, f"{url.path} was not found.\n")
-        path = unquote(url.path[len(PREFIX) :])
+        # Debian's guest agent asks for the root as `v1//`, which the real server takes.
+        path = unquote(url.path[len(PREFIX) :]).lstrip("/")
         if method in ("PUT", "DELETE"):
             return self._write(method, path, body)
         if re.fullmatch(r"instance/service-accounts/[^/]+/token", path):
@@ -286,6 +289,7 @@ class Server:
             return Answer(200, json.dumps(token), "application/json")
         recursive = query.get("recursive", "").lower() == "true"
         alt = query.get("alt")
+        self._asked(path)
         if query.get("wait_for_change", "").lower() != "true":
             return self.tree.read(path, recursive=recursive, alt=alt)
         try:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from outlast.localcloud.vm.hypervisor import Guest
+from outlast.localcloud.vm.guest import Guest
 from outlast.localcloud.vm.machine import Machine, Report
 
 
@@ -45,6 +45,9 @@ class NoGuests:
 
     async def freeze(self, instance_id: str) -> None:
         """Does nothing: there is no process."""
+
+    async def open_port(self, instance_id: str, port: int) -> None:
+        """Does nothing: there is no network."""
 
     async def withdraw_address(self, instance_id: str) -> None:
         """Does nothing: there is no listener."""

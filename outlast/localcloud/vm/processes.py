@@ -7,6 +7,8 @@ from pathlib import Path
 from outlast.localcloud.vm.guest_init import descendants, read_stat
 
 TOKEN_VARIABLE = "OUTLAST_VM_TOKEN"
+TOKEN_FILE = "token"
+"""File in a VM's folder with the token of its current boot."""
 
 
 def processes_below(pid: int, token: str) -> set[int]:

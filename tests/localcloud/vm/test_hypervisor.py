@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from outlast.localcloud.vm import hypervisor as guests
+from outlast.localcloud.vm import process_guest as guests
 from outlast.localcloud.vm.disks import SHARED_MEMORY
 from outlast.localcloud.vm.guest_init import descendants, resident_kb
-from outlast.localcloud.vm.hypervisor import Guest, Hypervisor
+from outlast.localcloud.vm.hypervisor import Hypervisor
 from outlast.localcloud.vm.machine import Machine
 from outlast.localcloud.vm.metadata import vm_values
+from outlast.localcloud.vm.process_guest import ProcessGuest
 from outlast.localcloud.vm.serial import SERIAL_BYTES, read_serial
 
 pytestmark = pytest.mark.rehearsal
@@ -96,7 +97,7 @@ class Host:
 
     async def boot(
         self, script: str, *, name: str = "vm", instance_id: str = ID, **fields: Any
-    ) -> Guest:
+    ) -> ProcessGuest:
         """`fields` are those of Machine."""
         values = vm_values(
             project="p",
@@ -111,7 +112,7 @@ class Host:
         values["instance/attributes/startup-script"] = script
         await self.hypervisor.boot(Machine(instance_id, name, values, **fields))
         guest = self.hypervisor.guest(instance_id)
-        assert guest
+        assert isinstance(guest, ProcessGuest)
         return guest
 
     async def until(self, event: str) -> None:
@@ -565,7 +566,7 @@ def test_out_of_memory_on_demand(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
-def _children(guest: Guest) -> set[int]:
+def _children(guest: ProcessGuest) -> set[int]:
     return descendants(guest.pid) if guest.pid else set()
 
 
