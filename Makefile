@@ -11,7 +11,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 COMPILE := $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-header --no-emit-index-url --no-emit-find-links
 
-.PHONY: help setup rehearse test test-fast test-engine test-rehearsal test-long test-frameworks fuzz kill-matrix scenarios bench-setup policy-setup tables coverage check fmt lock clean
+.PHONY: help setup rehearse test test-fast test-engine test-rehearsal guest-image test-guest test-long test-frameworks fuzz kill-matrix scenarios bench-setup policy-setup tables coverage check fmt lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -33,6 +33,12 @@ test-engine: setup policy-setup ## tests with the Pulumi engine and the local cl
 
 test-rehearsal: setup ## tests that boot VMs of the local cloud
 	$(PYTEST) $(SIDE_BY_SIDE) -m 'rehearsal and not engine and not long'
+
+guest-image: setup ## as root, once: what VMs boot from with --guest vm; DEBIAN=12 for Debian 12
+	$(VENV)/python -m outlast.cli.guest_image $(if $(DEBIAN),--debian $(DEBIAN))
+
+test-guest: setup ## VMs as machines of QEMU with a real Debian: needs make guest-image; up to an hour
+	$(PYTEST) -m guest
 
 test-long: setup ## what takes minutes or repeats another test in one more way: before a release
 	$(PYTEST) -m long

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 SLOW_TIERS = ("engine", "rehearsal")
-OTHERS = ("long", "gpu", "frameworks")
+OTHERS = ("guest", "long", "gpu", "frameworks")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,14 +5,16 @@ The boot records show which VMs reached the startup script; the group, if it can
 others. `wait_of` is the rule, `look` asks.
 """
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 from outlast.base.codec import format_time, parse_time
 from outlast.base.exits import BOOT_SEC
+from outlast.base.visible import one_line
 from outlast.bucket.history import Boot
 from outlast.cloud import refusals
 from outlast.cloud.compute import Compute, ComputeError, Group
@@ -20,6 +22,13 @@ from outlast.cloud.compute import Compute, ComputeError, Group
 _BOOT = timedelta(seconds=BOOT_SEC)
 _FIRST_VM = timedelta(seconds=300)
 """Seconds within which a group creates its first VM, unless it reports an error."""
+
+SERIAL_LINES = 10
+SERIAL_BYTES = 8192
+"""What is read of the end of the serial port. A negative `start` counts from the end: Compute's
+reference of instances.getSerialPortOutput, 2026-11."""
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+"""What colours a system's boot messages."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,8 @@ class Vm:
     name: str
     id: str
     created: datetime
+    path: str = field(default="", compare=False)
+    """`zones/<zone>/instances/<name>`."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +84,13 @@ class Wait:
     what: BootState
     since: datetime | None
     why: str
+    serial: tuple[str, ...] = ()
+    """The last lines on the serial port of a VM that never started its training."""
 
     def as_json(self) -> dict[str, Any]:
         since = format_time(self.since) if self.since else None
-        return {"what": self.what, "since": since, "why": self.why}
+        serial = {"serial": list(self.serial)} if self.serial else {}
+        return {"what": self.what, "since": since, "why": self.why, **serial}
 
 
 def wait_of(
@@ -163,9 +177,25 @@ def look(group: Group) -> Seen | None:
         return None
 
 
+def with_serial(wait: Wait, group: Group, vm: Vm) -> Wait:
+    """Adds the last lines on the serial port of a VM that never started its training; nothing if
+    the API does not answer."""
+    if wait.what is not BootState.NEVER_STARTED:
+        return wait
+    try:
+        path = f"{vm.path}/serialPort?start=-{SERIAL_BYTES}"
+        contents = str(Compute(group.project).call("GET", path)["contents"])
+    except (ComputeError, KeyError):
+        return wait
+    # The first line may be half a line.
+    lines = [one_line(ESCAPE.sub("", line)).strip() for line in contents.splitlines()[1:]]
+    return replace(wait, serial=tuple([line for line in lines if line][-SERIAL_LINES:]))
+
+
 def _vm(compute: Compute, address: str) -> Vm:
-    found = compute.call("GET", address[address.index("zones/") :])
-    return Vm(found["name"], str(found["id"]), parse_time(found["creationTimestamp"]))
+    path = address[address.index("zones/") :]
+    found = compute.call("GET", path)
+    return Vm(found["name"], str(found["id"]), parse_time(found["creationTimestamp"]), path)
 
 
 def _joined(*parts: str) -> str:

@@ -226,6 +226,7 @@ def show_status(status: Status) -> None:
         what = _waited(wait) if wait else status.state
         _line(console, f"{status.experiment}: run {status.run} is {what}")
         _line(console, status.url)
+        _say_serial(console, wait)
         return
     end = book.head.end
     state = status.state
@@ -246,6 +247,7 @@ def show_status(status: Status) -> None:
     console.print(_attempts_table(book.attempts))
     if wait:
         _line(console, f"the next is {_waited(wait)}")
+        _say_serial(console, wait)
     for attempt in book.attempts:
         if attempt.changed:
             what = ", ".join(attempt.changed)
@@ -315,6 +317,14 @@ def _span(length: timedelta) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min" if minutes else f"{seconds} s"
+
+
+def _say_serial(console: Terminal, wait: Wait | None) -> None:
+    """The last lines of a VM that never started its training."""
+    if wait and wait.serial:
+        console.print("the VM's serial port ends with:")
+        for line in wait.serial:
+            _line(console, f"  {line}")
 
 
 def _waited(wait: Wait) -> str:

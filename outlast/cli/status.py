@@ -145,7 +145,8 @@ def _wait(place: Place, book: History | None, booted: Sequence[Boot], now: datet
     vm = seen.vm if seen else None
     if last and not later and (seen is None or (vm and vm.created <= last)):
         return None
-    return boots.wait_of(later, seen, now=now, attempt=last)
+    wait = boots.wait_of(later, seen, now=now, attempt=last)
+    return boots.with_serial(wait, place.group, vm) if place.group and vm else wait
 
 
 def _last_metrics(store: Store, book: History | None, parts: Sequence[str]) -> Mapping[str, Last]:

@@ -195,6 +195,21 @@ def test_what_a_group_says(monkeypatch: pytest.MonkeyPatch):
     made = datetime(2026, 11, 28, 11, tzinfo=UTC)
     errors = (Refusal(made + timedelta(minutes=1), "STOCKOUT", "No room. Try later."),)
     assert boots.look(GROUP) == Seen(made, 1, Vm("g-1", "7", at), errors)
+    # What a VM that never started says on its serial port, without a half line and colours.
+    seen = boots.look(GROUP)
+    assert seen and seen.vm
+    vm = seen.vm
+    port = "GET zones/z/instances/g-1/serialPort?start=-8192"
+    text = "half\n\x1b[0;32m  OK  \x1b[0m Started cron\r\n\n2026 error read-metadata no key\n"
+    answers[port] = {"contents": text}
+    never = boots.Wait(BootState.NEVER_STARTED, None, "")
+    said = boots.with_serial(never, GROUP, vm)
+    assert said.serial == ("OK   Started cron", "2026 error read-metadata no key")
+    assert said.as_json()["serial"] == list(said.serial)
+    booting = boots.Wait(BootState.BOOTING, None, "")
+    assert boots.with_serial(booting, GROUP, vm) is booting
+    answers[port] = CannotAsk(403, "no")
+    assert boots.with_serial(never, GROUP, vm) is never
     # Nothing that cannot be asked is taken for an answer.
     for broken in (Missing(404, "gone"), CannotAsk(403, "no"), {}, {"creationTimestamp": "x"}):
         answers["GET zones/z/instanceGroupManagers/g"] = broken

@@ -77,8 +77,8 @@ def start(state: Path | None, port: int, guest: str, guest_image: Path | None) -
     from outlast.cli.errors import CloudError
     from outlast.cli.rehearsal import settings
 
-    parts = engine.find_parts()
     images = guest_images(guest, guest_image)
+    parts = engine.find_parts()
     folder = _state_folder(state)
     found = clouds.find(folder)
     if found is not None and port not in (0, found.port):

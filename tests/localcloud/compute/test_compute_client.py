@@ -394,7 +394,10 @@ def test_a_vm_from_its_creation_to_its_end(client: Callable[[Any], Any]) -> None
     assert [one.name for one in everywhere[f"zones/{ZONE}"].instances] == [live.name]
     disks = dict(client(compute.DisksClient).aggregated_list(project=PROJECT))
     assert [one.name for one in disks[f"zones/{ZONE}"].disks] == [live.name]
-    assert instances.get_serial_port_output(**PLACE, **vm).next_ >= 0
+    said = wait(lambda: instances.get_serial_port_output(**PLACE, **vm).contents)
+    assert "startup scripts" in said
+    later = compute.GetSerialPortOutputInstanceRequest(**PLACE, **vm, start=len(said.encode()))
+    assert instances.get_serial_port_output(request=later).start == len(said.encode())
     metadata = compute.Metadata(
         fingerprint=live.metadata.fingerprint, items=[compute.Items(key="a", value="b")]
     )

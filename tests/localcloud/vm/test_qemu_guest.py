@@ -82,7 +82,7 @@ def image(tmp_path: Path) -> Path:
     return folder
 
 
-class Stage:
+class Cloud:
     """A hypervisor of QEMU guests and what it has reported."""
 
     def __init__(self, folder: Path, accelerated: accelerator.Accelerator = "tcg") -> None:
@@ -115,13 +115,13 @@ class Stage:
             await asyncio.sleep(0.01)
 
 
-def play(stage: Stage, scene: Callable[[], Awaitable[None]]) -> None:
+def play(cloud: Cloud, scene: Callable[[], Awaitable[None]]) -> None:
     async def run() -> None:
         try:
             await scene()
         finally:
-            pids = stage.hypervisor.pids()
-            await stage.hypervisor.close()
+            pids = cloud.hypervisor.pids()
+            await cloud.hypervisor.close()
             assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
     asyncio.run(run())
@@ -130,15 +130,15 @@ def play(stage: Stage, scene: Callable[[], Awaitable[None]]) -> None:
 def test_the_power_button_stops_a_guest_that_hears_it(
     programs: Path, image: Path, tmp_path: Path
 ) -> None:
-    stage = Stage(tmp_path)
+    cloud = Cloud(tmp_path)
 
     async def scene() -> None:
-        guest = await stage.boot(image, memory_mb=1024, cpus=1, disk_gb=20)
-        await stage.until("running")
-        assert len(stage.hypervisor.pids()) == 2
-        await stage.hypervisor.stop(ID)
-        await stage.until("exited")
-        assert [event for event, _ in stage.events] == ["running", "stopping", "exited"]
+        guest = await cloud.boot(image, memory_mb=1024, cpus=1, disk_gb=20)
+        await cloud.until("running")
+        assert len(cloud.hypervisor.pids()) == 2
+        await cloud.hypervisor.stop(ID)
+        await cloud.until("exited")
+        assert [event for event, _ in cloud.events] == ["running", "stopping", "exited"]
         arguments = json.loads((guest.folder / "arguments").read_text())
         line = arguments[arguments.index("-append") + 1]
         assert "root=/dev/vda" in line and "systemd.hostname=vm" in line
@@ -149,37 +149,37 @@ def test_the_power_button_stops_a_guest_that_hears_it(
         created = (programs / "images").read_text().splitlines()[-1].split()
         assert created[-1] == str(20 << 30) and str(image / "disk.raw") in created
 
-    play(stage, scene)
+    play(cloud, scene)
 
 
 def test_a_guest_that_does_not_hear_is_killed_after_its_grace_times_the_factor(
     programs: Path, image: Path, tmp_path: Path
 ) -> None:
-    stage = Stage(tmp_path)
+    cloud = Cloud(tmp_path)
 
     async def scene() -> None:
-        guest = await stage.boot(image, "deaf")
-        stage.host.slowness.booted(time.monotonic() - 3 * BOOT_SEC)
+        guest = await cloud.boot(image, "deaf")
+        cloud.host.slowness.booted(time.monotonic() - 3 * BOOT_SEC)
         began = time.monotonic()
-        await stage.hypervisor.stop(ID)
-        await stage.until("exited")
+        await cloud.hypervisor.stop(ID)
+        await cloud.until("exited")
         assert time.monotonic() - began >= 3 * 0.2
-        assert [event for event, _ in stage.events] == ["running", "stopping", "exited"]
+        assert [event for event, _ in cloud.events] == ["running", "stopping", "exited"]
         assert "system_powerdown" in (guest.folder / "commands").read_text()
 
-    play(stage, scene)
+    play(cloud, scene)
 
 
 def test_a_guest_is_frozen_probed_and_killed(programs: Path, image: Path, tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    cloud = Cloud(tmp_path)
 
     async def scene() -> None:
-        guest = await stage.boot(image, "deaf")
-        await stage.hypervisor.freeze(ID)
-        await stage.hypervisor.open_port(ID, 8080)
-        await stage.hypervisor.open_port(ID, 8080)
-        await stage.hypervisor.thaw(ID)
-        await stage.hypervisor.withdraw_address(ID)
+        guest = await cloud.boot(image, "deaf")
+        await cloud.hypervisor.freeze(ID)
+        await cloud.hypervisor.open_port(ID, 8080)
+        await cloud.hypervisor.open_port(ID, 8080)
+        await cloud.hypervisor.thaw(ID)
+        await cloud.hypervisor.withdraw_address(ID)
         asked = (guest.folder / "commands").read_text().splitlines()
         words = [line.split()[0] for line in asked]
         monitor = "human-monitor-command"
@@ -187,68 +187,68 @@ def test_a_guest_is_frozen_probed_and_killed(programs: Path, image: Path, tmp_pa
         assert "hostfwd_add net0 tcp:127.1.2.3:8080-169.254.169.15:8080" in asked[2]
         assert "hostfwd_remove net0 tcp:127.1.2.3:8080" in asked[4]
         with pytest.raises(LookupError, match="cannot be reached from outside"):
-            stage.hypervisor.signal(ID, "x", signal.SIGTERM)
+            cloud.hypervisor.signal(ID, "x", signal.SIGTERM)
         with pytest.raises(LookupError, match="cannot be reached from outside"):
-            await stage.hypervisor.out_of_memory(ID)
-        await stage.hypervisor.kill(ID)
-        assert not stage.hypervisor.pids()
-        assert [event for event, _ in stage.events] == ["running", "exited"]
+            await cloud.hypervisor.out_of_memory(ID)
+        await cloud.hypervisor.kill(ID)
+        assert not cloud.hypervisor.pids()
+        assert [event for event, _ in cloud.events] == ["running", "exited"]
 
-    play(stage, scene)
+    play(cloud, scene)
 
 
 def test_a_vm_that_kvm_cannot_run_on_ends_and_later_ones_are_emulated(
     programs: Path, image: Path, tmp_path: Path
 ) -> None:
-    stage = Stage(tmp_path, "kvm")
+    cloud = Cloud(tmp_path, "kvm")
 
     async def scene() -> None:
-        await stage.boot(image, "broken-deaf")
-        await stage.hypervisor.thaw(ID)  # the program then reports that its processor stopped
-        await stage.until("exited")
-        assert stage.host.accelerator == "tcg"
-        assert stage.notes == [
+        await cloud.boot(image, "broken-deaf")
+        await cloud.hypervisor.thaw(ID)  # the program then reports that its processor stopped
+        await cloud.until("exited")
+        assert cloud.host.accelerator == "tcg"
+        assert cloud.notes == [
             "KVM failed in the middle of a VM's life; later VMs are emulated (TCG)"
         ]
-        guest = await stage.boot(image, "deaf")
+        guest = await cloud.boot(image, "deaf")
         arguments = json.loads((guest.folder / "arguments").read_text())
         assert arguments[arguments.index("-accel") + 1].startswith("tcg")
 
-    play(stage, scene)
+    play(cloud, scene)
 
 
 def test_a_stopped_disk_becomes_an_image_that_boots(
     programs: Path, image: Path, tmp_path: Path
 ) -> None:
-    stage = Stage(tmp_path)
+    cloud = Cloud(tmp_path)
 
     async def scene() -> None:
-        await stage.boot(image)
-        await stage.hypervisor.stop(ID)
-        await stage.until("exited")
-        await stage.hypervisor.bake(ID, tmp_path / "baked")
+        await cloud.boot(image)
+        await cloud.hypervisor.stop(ID)
+        await cloud.until("exited")
+        await cloud.hypervisor.bake(ID, tmp_path / "baked")
         assert (programs / "images").read_text().splitlines()[-1].startswith("convert -q -O qcow2")
         baked = GuestImage.read(tmp_path / "baked")
         assert (baked.system, baked.root, baked.format) == ("debian-13", "/dev/vda", "qcow2")
         assert (baked.folder / "vmlinuz").read_text() == "vmlinuz"
-        await stage.boot(tmp_path / "baked")
+        await cloud.boot(tmp_path / "baked")
 
-    play(stage, scene)
+    play(cloud, scene)
 
 
 def test_why_a_vm_cannot_boot_is_reported(programs: Path, image: Path, tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    cloud = Cloud(tmp_path)
 
     async def scene() -> None:
         machine = Machine(ID, "vm", {}, None)
-        await stage.hypervisor.boot(machine)
-        await stage.hypervisor.boot(Machine(ID, "dead", {}, image))
+        await cloud.hypervisor.boot(machine)
+        await cloud.hypervisor.boot(Machine(ID, "dead", {}, image))
         long = {"PIP_INDEX_URL": "x" * 2100}
-        stage.hypervisor._environment = long
-        await stage.hypervisor.boot(Machine(ID, "vm", {}, image))
+        cloud.hypervisor._environment = long
+        await cloud.hypervisor.boot(Machine(ID, "vm", {}, image))
 
-    play(stage, scene)
-    failed = [why for event, why in stage.events if event == "failed"]
+    play(cloud, scene)
+    failed = [why for event, why in cloud.events if event == "failed"]
     assert "the image has no guest image here; see make guest-image" in failed[0]
     assert "QEMU did not start: qemu-system-x86_64: cannot allocate memory" in failed[1]
     assert "at most 2047 fit on the kernel's command line" in failed[2]
@@ -265,10 +265,10 @@ child = subprocess.Popen(
      "bash", "-c", "sleep 600 & echo $! $$; wait"], pass_fds=[lifeline])
 time.sleep(600)
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as cloud:
-        assert cloud.stdout
-        pids = [int(pid) for pid in cloud.stdout.readline().split()]
-        cloud.kill()
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout
+        pids = [int(pid) for pid in owner.stdout.readline().split()]
+        owner.kill()
     deadline = time.monotonic() + LONGEST_WAIT_SEC
     while folder.exists() or any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline
