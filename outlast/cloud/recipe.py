@@ -17,7 +17,7 @@ from outlast.base.codec import canonical_json
 from outlast.base.folders import PACKAGE
 from outlast.base.suggest import did_you_mean
 from outlast.spec import bundle as bundles
-from outlast.spec import keys
+from outlast.spec import keys, startup_script
 from outlast.spec.delivery import VALUE_LIMIT
 
 DEFAULT_FAMILY = "outlast"
@@ -234,10 +234,11 @@ def read(recipe: Recipe, root: Path, *, bundle_sha256: str = "") -> Baked:
                 f"{KEY}.{name}: has {size} bytes compressed, at most {VALUE_LIMIT} fit into the"
                 " builder's metadata; keep large files in the bucket and name them under data"
             )
+    script = startup_script.read("bake.sh", PACKAGE / "startup")
     content = {
         **asdict(recipe),
         "files": {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())},
-        "bake": hashlib.sha256((PACKAGE / "startup" / "bake.sh").read_bytes()).hexdigest(),
+        "bake": hashlib.sha256(script.encode()).hexdigest(),
         "bundle": bundle_sha256 if recipe.trainers else "",
     }
     for key in ("share_with", "machine_type", "zone", "limit_minutes", "requirements", "script"):

@@ -1,11 +1,13 @@
 """A recipe's rules, and what its hash covers."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outlast.cloud import recipe
+from outlast.spec import startup_script
 
 BASE = "debian-cloud/debian-13"
 SHA = "0" * 64
@@ -18,12 +20,12 @@ def check(**given: Any) -> recipe.Recipe:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(recipe, "PACKAGE", tmp_path)
-    for folder in ("requirements", "startup", "image"):
+    for folder in ("requirements", "image"):
         (tmp_path / folder).mkdir()
+    shutil.copytree(startup_script.STARTUP, tmp_path / "startup")
     (tmp_path / "requirements/vm.txt").write_text(
         "numpy==2 --hash=sha256:0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a\n"
     )
-    (tmp_path / "startup/bake.sh").write_text("#!/bin/bash\n")
     (tmp_path / "image/lock.txt").write_text(
         "torch==2 --hash=sha256:0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a\n"
     )
@@ -137,9 +139,16 @@ def test_the_hash_covers_what_the_image_holds_and_nothing_of_the_builder(root: P
         "torch==3 --hash=sha256:0b0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a\n"
     )
     others.append(recipe.read(check(**given), root).hash)
-    (root / "startup/bake.sh").write_text("#!/bin/bash\n# changed\n")
-    others.append(recipe.read(check(**given), root).hash)
-    assert len({first.hash, *others}) == 5
+    assert len({first.hash, *others}) == 4
+
+
+@pytest.mark.parametrize("name", ["bake.sh", "lib.sh", "system.sh", "interpreter.sh", "boot.sh"])
+def test_the_hash_covers_every_script_that_the_builder_runs(root: Path, name: str):
+    before = recipe.read(check(packages=["gcc"]), root).hash
+    script = root / "startup" / name
+    script.write_text(f"{script.read_text()}# changed\n")
+    changes = recipe.read(check(packages=["gcc"]), root).hash != before
+    assert changes == (name != "boot.sh")
 
 
 def test_the_bundle_counts_only_where_the_trainers_are_baked_in(root: Path):
