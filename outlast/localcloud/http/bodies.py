@@ -37,6 +37,15 @@ async def read_json(request: Request) -> Entry:
     return parse_object(await request.body())
 
 
+def without_nulls(value: Any) -> Any:
+    """A body without its nulls, which mean the same as absent fields, whatever their names."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value if item is not None]
+    return value
+
+
 def snake_to_camel(name: str) -> str:
     """Converts `included_permissions` to `includedPermissions`; field masks may have either
     form."""

@@ -9,7 +9,7 @@ from outlast.localcloud.base.access import Caller, Target
 from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.base.state import Entry
 from outlast.localcloud.cloud import Cloud
-from outlast.localcloud.http.bodies import etag_of
+from outlast.localcloud.http.bodies import etag_of, without_nulls
 from outlast.localcloud.iam.conditions import holds, parse_condition
 from outlast.localcloud.iam.predefined import PREDEFINED_ROLES
 
@@ -96,6 +96,7 @@ class Policies:
 
     def write(self, resource: str, policy: Any, *, initial: bool = False) -> None:
         """Checks and replaces a policy. Raises ApiError 400, or 409 ABORTED for a stale etag."""
+        policy = without_nulls(policy)
         if not initial:
             current = self._policies.get(resource, {}).get("etag", "ACAB")
             etag = policy.get("etag")

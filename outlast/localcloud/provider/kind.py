@@ -177,7 +177,8 @@ class Kind(ABC):
         asked = {key: value for key, value in inputs.items() if key != DEFAULTS}
         found = {**self.live_inputs(cloud, id, body), **asked, **self.outputs(cloud, id, body)}
         if "pulumiLabels" in self.computed:
-            found["pulumiLabels"] = Hidden(_managed_labels(cloud, asked))
+            live = found["effectiveLabels"].value
+            found["pulumiLabels"] = Hidden(_managed_labels(cloud, asked, live))
         return found
 
     def preview_create(self, inputs: Inputs) -> dict[str, Any]:
@@ -219,11 +220,13 @@ def label_outputs(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"effectiveLabels": Hidden(dict(body.get("labels") or {}))}
 
 
-def _managed_labels(cloud: Settings, asked: Inputs) -> dict[str, str]:
-    """The labels of the program and the provider, without imported ones."""
+def _managed_labels(cloud: Settings, asked: Inputs, live: Mapping[str, str]) -> dict[str, str]:
+    """The labels of the program, and the provider's own where it created the resource; none of an
+    imported one."""
     if asked.get("labels") == {}:
         return {}
-    return {**(known(asked.get("labels")) or {}), **cloud.labels}
+    own = {key: value for key, value in cloud.labels.items() if live.get(key) == value}
+    return {**(known(asked.get("labels")) or {}), **own}
 
 
 def own_labels(inputs: Inputs) -> Inputs:

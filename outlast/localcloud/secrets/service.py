@@ -17,7 +17,7 @@ from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.base.state import Entry
 from outlast.localcloud.cloud import Cloud, Service
 from outlast.localcloud.http import discovery
-from outlast.localcloud.http.bodies import etag_of, read_json, snake_to_camel
+from outlast.localcloud.http.bodies import etag_of, read_json, snake_to_camel, without_nulls
 
 API = "secretmanager.v1"
 BASE = "/secretmanager/"
@@ -132,19 +132,11 @@ class SecretManager(Service):
             )  # fmt: skip
         if secret_id in self._secrets:
             raise ApiError(409, f"Secret [{self._name(secret_id)}] already exists.")
+        body = without_nulls(body)
         if not body.get("replication"):
             raise ApiError(400, "Secret.replication is required.")
-        fields = {key: value for key, value in body.items() if value not in (None, {})}
-        replication = body["replication"] or {}
-        return self._keep(
-            {
-                **fields,
-                "name": self._name(secret_id),
-                "createTime": now_text(),
-                # An empty `automatic` has a meaning here.
-                "replication": {key: value or {} for key, value in replication.items()},
-            }
-        )
+        fields = {key: value for key, value in body.items() if value != {}}
+        return self._keep({**fields, "name": self._name(secret_id), "createTime": now_text()})
 
     def _list(self, request: Request, body: Entry) -> Entry:
         secrets = [self._secrets[key] for key in self._secrets]

@@ -12,7 +12,7 @@ from outlast.localcloud.base.clock import now_text, to_rfc3339
 from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.base.state import Entry
 from outlast.localcloud.cloud import Cloud
-from outlast.localcloud.http.bodies import etag_of, read_json
+from outlast.localcloud.http.bodies import etag_of, read_json, without_nulls
 from outlast.localcloud.http.discovery import check_body
 from outlast.localcloud.storage import pages
 from outlast.localcloud.storage.conditions import Preconditions, is_true, whole_number
@@ -113,7 +113,8 @@ class Buckets:
         }
         if location in MULTI_REGIONS:
             bucket["rpo"] = "DEFAULT"
-        given = {key: body[key] for key in BUCKET_FIELDS if body.get(key) is not None}
+        body = without_nulls(body)
+        given = {key: body[key] for key in BUCKET_FIELDS if key in body}
         _check_bucket(given)
         project = self._cloud.project
         owners = [f"projectEditor:{project}", f"projectOwner:{project}"]

@@ -180,7 +180,7 @@ class Objects:
         self._store.require(caller, "storage.objects.update", bucket, name)
         entry = self._store.find(caller, bucket, name, whole_number(query, "generation"))
         Preconditions.of(query).check(entry)
-        if body.get("storageClass", entry["storageClass"]) != entry["storageClass"]:
+        if (body.get("storageClass") or entry["storageClass"]) != entry["storageClass"]:
             raise ApiError(
                 400, "storageClass: only a rewrite changes the class of an object", "invalid"
             )

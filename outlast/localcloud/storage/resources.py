@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from outlast.localcloud.base.errors import ApiError
 from outlast.localcloud.base.state import Entry
+from outlast.localcloud.http.bodies import without_nulls
 from outlast.localcloud.http.discovery import check_body
 
 # The fields of an object that a client may set; the server sets all others.
@@ -60,7 +61,8 @@ def checked_metadata(metadata: Entry, query: Mapping[str, str]) -> tuple[str, En
     if not name:
         raise ApiError(400, "Required parameter: name", "required")
     check_name(name)
-    fields = {key: metadata[key] for key in OBJECT_FIELDS if metadata.get(key) is not None}
+    metadata = without_nulls(metadata)
+    fields = {key: metadata[key] for key in OBJECT_FIELDS if key in metadata}
     if "contentEncoding" in query:
         fields["contentEncoding"] = query["contentEncoding"]
     check_fields({**metadata, **fields})
@@ -130,7 +132,7 @@ def merge(entry: Entry, changes: Entry) -> Entry:
         elif isinstance(value, dict) and isinstance(merged.get(key), dict):
             merged[key] = merge(merged[key], value)
         else:
-            merged[key] = value
+            merged[key] = without_nulls(value)
     return merged
 
 

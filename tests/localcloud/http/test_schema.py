@@ -253,6 +253,9 @@ def call_iam(client: Recorder) -> None:
     client.ok("PATCH", one, change)
     client.ok("POST", f"{one}:disable", {})
     client.ok("POST", f"{one}:enable", {})
+    acting = f"/iamcredentials/v1/projects/-/serviceAccounts/{account['email']}"
+    scope = {"scope": ["https://www.googleapis.com/auth/cloud-platform"]}
+    client.ok("POST", f"{acting}:generateAccessToken", scope)
     roles = f"/iam/v1/projects/{PROJECT}/roles"
     role = {"title": "Leave", "includedPermissions": ["compute.instanceGroupManagers.get"]}
     client.ok("POST", roles, {"roleId": "leave", "role": role})
@@ -394,6 +397,70 @@ def call_a_separate_vm(client: Recorder) -> None:
     client.ok("DELETE", disk["source"])
     client.ok("POST", f"{vms}/alone/start")
     client.ok("DELETE", f"{vms}/alone")
+
+
+# Nulls
+
+NULL = {"colour": None}
+"""The real APIs take a null for a name that they do not know, as Google's plugin sends some."""
+NULLS = [
+    (
+        "/compute/beta/projects/{P}/global/networks",
+        {"name": "one", **NULL, "routingConfig": NULL},
+        "/compute/beta/projects/{P}/global/networks/one",
+    ),
+    (
+        "/storage/v1/b?project={P}",
+        {
+            "name": "one",
+            **NULL,
+            "iamConfiguration": {**NULL, "uniformBucketLevelAccess": {"enabled": True, **NULL}},
+            "lifecycle": {
+                "rule": [{"action": {"type": "Delete", **NULL}, "condition": {"age": 1}}]
+            },
+        },
+        "/storage/v1/b/one",
+    ),
+    (
+        "/iam/v1/projects/{P}/serviceAccounts",
+        {"accountId": "number-one", **NULL, "serviceAccount": NULL},
+        "/iam/v1/projects/{P}/serviceAccounts",
+    ),
+    (
+        "/iam/v1/projects/{P}/roles",
+        {"roleId": "one", "role": {"title": "One", **NULL}, **NULL},
+        "/iam/v1/projects/{P}/roles/one",
+    ),
+    (
+        "/cloudresourcemanager/v1/projects/{P}:setIamPolicy",
+        {"policy": {"bindings": [{"role": "roles/owner", "members": ["user:a@b.c"]}, None]}},
+        "/cloudresourcemanager/v1/projects/{P}",
+    ),
+    (
+        "/secretmanager/v1/projects/{P}/secrets?secretId=one",
+        {"replication": {"automatic": NULL, **NULL}, **NULL},
+        "/secretmanager/v1/projects/{P}/secrets/one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "made"), NULLS, ids=lambda value: str(value)[:12])
+def test_a_null_for_an_unknown_name_is_taken_and_forgotten(
+    cloud: FullCloud, path: str, body: dict[str, Any], made: str
+) -> None:
+    answer = cloud.call("POST", path.replace("{P}", PROJECT), json=body)
+    assert answer.status_code == 200, answer.text
+    shown = cloud.call("GET", made.replace("{P}", PROJECT))
+    assert shown.status_code == 200 and not {"colour", "null"} & set(re.findall(r"\w+", shown.text))
+
+
+def test_a_patch_forgets_nulls_too(cloud: FullCloud) -> None:
+    cloud.ok("POST", f"/storage/v1/b?project={PROJECT}", {"name": "one"})
+    rule = {"action": {"type": "Delete", **NULL}, "condition": {"age": 1, **NULL}}
+    changes = {**NULL, "versioning": {"enabled": True, **NULL}, "lifecycle": {"rule": [rule]}}
+    changed = cloud.ok("PATCH", "/storage/v1/b/one", changes)
+    assert changed["versioning"] == {"enabled": True}
+    assert changed["lifecycle"]["rule"] == [{"action": {"type": "Delete"}, "condition": {"age": 1}}]
 
 
 # Refusals, in the words of the real API

@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from outlast.cloud import compute
+from outlast.cloud import credentials
 from outlast.settings import sources
 from tests.localcloud.local_cloud import PROJECT, LocalCloud
 
@@ -16,7 +16,7 @@ PAYLOAD = {"payload": {"data": "czNjcjN0"}}
 def name(cloud: LocalCloud, monkeypatch: pytest.MonkeyPatch) -> str:
     """Of a secret that is not there yet; the look-up asks the session's cloud."""
     monkeypatch.setenv(sources.ENDPOINT_VARIABLE, f"{cloud.url}/secretmanager/v1/")
-    monkeypatch.setenv(compute.TOKEN_VARIABLE, "local")
+    monkeypatch.setenv(credentials.TOKEN_VARIABLE, "local")
     return f"secret-{uuid.uuid4().hex[:8]}"
 
 

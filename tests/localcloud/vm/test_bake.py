@@ -17,7 +17,7 @@ import pytest
 
 from outlast.cli import cloud as clouds
 from outlast.cli.cloud import LocalCloud
-from outlast.cloud import compute
+from outlast.cloud import compute, credentials
 from tests.baking import https_host, make_wheel, quick_python
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(900)]
@@ -119,7 +119,7 @@ def begin(
         env={
             **{key: text for key, text in os.environ.items() if not key.startswith("GOOGLE_")},
             compute.ENDPOINT_VARIABLE: f"{cloud.url}/compute/beta/",
-            compute.TOKEN_VARIABLE: "local",
+            credentials.TOKEN_VARIABLE: "local",
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
