@@ -149,12 +149,24 @@ class LocalCloud:
         """Ends every VM and forgets all that exists in it; the cloud keeps running."""
         self.call("POST", "/_local/reset")
 
-    def variables(self, parts: Parts, home: Path, path: str) -> dict[str, str]:
-        """The environment that makes `pulumi`, the program and client libraries use this cloud."""
+    def variables(
+        self, parts: Parts, home: Path, path: str, plugin: Path | None = None
+    ) -> dict[str, str]:
+        """The environment that makes `pulumi`, the program and client libraries use this cloud.
+
+        The engine uses Google's provider `plugin` if it is given, otherwise the stand-in.
+        """
+        provider = {
+            # The engine attaches to it instead of starting a plugin.
+            "PULUMI_DEBUG_PROVIDERS": f"gcp:{self.provider_port}"
+        }
+        if plugin:
+            # The plugin would list the regions at Google's own address.
+            provider = {"PULUMI_GCP_SKIP_REGION_VALIDATION": "true"}
         return {
             **backend_variables(home),
-            "PATH": path_variable(parts, path),
-            "PULUMI_DEBUG_PROVIDERS": f"gcp:{self.provider_port}",
+            "PATH": path_variable(parts, path, plugin),
+            **provider,
             "GOOGLE_OAUTH_ACCESS_TOKEN": "local",
             "GOOGLE_COMPUTE_CUSTOM_ENDPOINT": f"{self.url}/compute/beta/",
             "GOOGLE_STORAGE_CUSTOM_ENDPOINT": f"{self.url}/storage/v1/",

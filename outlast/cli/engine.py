@@ -16,13 +16,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outlast.base import folders
 from outlast.base.folders import PACKAGE, PROJECT_FILE
 from outlast.cli import parts
-from outlast.cli.errors import EngineError, NoEngine
+from outlast.cli.errors import EngineError, NoEngine, NoPlugin
 
 if TYPE_CHECKING:
     from pulumi import automation
@@ -32,6 +33,9 @@ PASSPHRASE = "rehearsal"
 
 LOCK_HOLDER = re.compile(r"created by \S+@(?P<host>\S+) \(pid (?P<pid>[0-9]+)\)")
 """How the engine names who holds a stack's lock."""
+
+PLUGIN = "pulumi-resource-gcp"
+"""Google's provider for the engine, which the stand-in of the local cloud replaces."""
 
 NO_STACK = "no stack named"
 """The engine's message about a stack that its backend does not know."""
@@ -92,6 +96,47 @@ def find_parts() -> Parts:
         raise EngineError(str(error)) from None
 
 
+def chosen_plugin(provider: str) -> Path | None:
+    """The plugin that `--provider` asks for; None for the stand-in. Raises NoPlugin."""
+    return find_plugin(os.environ.get("PATH", os.defpath)) if provider == "plugin" else None
+
+
+def find_plugin(path: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """Google's provider plugin: the first on `path`, otherwise the newest in the folders of the
+    engine's plugins, which PULUMI_HOME and the user's home name. Raises NoPlugin.
+    """
+    on_path = shutil.which(PLUGIN, path=path)
+    if on_path:
+        return Path(on_path).absolute()
+    homes = [Path(environ.get("HOME") or Path.home()) / ".pulumi"]
+    if environ.get("PULUMI_HOME"):
+        homes.insert(0, Path(environ["PULUMI_HOME"]))
+    folders = dict.fromkeys(home.absolute() / "plugins" for home in homes)
+    found = {
+        version: folder / PLUGIN
+        for plugins in reversed(folders)
+        for folder in plugins.glob("resource-gcp-v*")
+        if os.access(folder / PLUGIN, os.X_OK) and (version := _plugin_version(folder))
+    }
+    if not found:
+        raise NoPlugin(
+            f"--provider plugin: {PLUGIN} is neither on PATH nor in "
+            f"{' or '.join(str(folder) for folder in folders)}; install it with pulumi plugin "
+            f"install resource gcp {metadata.version('pulumi-gcp')}, or leave out --provider."
+        )
+    return found[max(found)]
+
+
+def _plugin_version(folder: Path) -> parts.Version | None:
+    """The version in the name of a plugin's folder; None if it was not installed completely."""
+    if folder.with_name(f"{folder.name}.partial").exists():  # the engine's own mark
+        return None
+    try:
+        return parts.parse_version(folder.name.removeprefix("resource-gcp-"))
+    except ValueError:
+        return None
+
+
 def project() -> Path:
     """The folder of the user's project, whose program every stack runs. Raises EngineError if there
     is none.
@@ -135,13 +180,18 @@ def enter(variables: Mapping[str, str]) -> None:
     os.environ.update(clean)
 
 
-def path_variable(parts: Parts, path: str) -> str:
-    """PATH with the engine, the stand-in hosts if they are needed, and this Python first, each
-    once.
+def path_variable(parts: Parts, path: str, plugin: Path | None = None) -> str:
+    """PATH with the engine, the stand-in hosts if they are needed, this Python, and the folder of
+    Google's plugin if there is one first, each once.
+
+    The engine takes a plugin on PATH whatever its version, and one from its own folder only if
+    the version is the SDK's.
     """
     folders = [str(Path(parts.engine).parent), str(Path(parts.python).parent)]
     if parts.hosts:
         folders.insert(0, parts.hosts)
+    if plugin:
+        folders.insert(0, str(plugin.parent))
     others = [folder for folder in path.split(os.pathsep) if folder not in folders]
     return os.pathsep.join([*folders, *others])
 

@@ -2,7 +2,8 @@
 
 OperateError
 ├── EngineError     no engine that fits, or the engine ended with an error
-│   └── NoEngine    it is not on PATH
+│   ├── NoEngine    it is not on PATH
+│   └── NoPlugin    Google's provider plugin is not installed
 ├── CloudError      the local cloud did not start or does not answer
 └── RehearsalError  the rehearsal could not be carried out (a broken guarantee is not an error)
 """
@@ -26,6 +27,10 @@ class EngineError(OperateError):
 
 class NoEngine(EngineError):
     """There is no `pulumi` on PATH."""
+
+
+class NoPlugin(EngineError):
+    """Google's provider plugin is not installed."""
 
 
 class CloudError(OperateError):

@@ -17,8 +17,10 @@ import pytest
 
 from outlast.base.folders import PACKAGE
 from outlast.cli import cloud as clouds
-from outlast.cli.engine import find_parts
+from outlast.cli.engine import PLUGIN, find_parts
 from outlast.cli.errors import CloudError
+from outlast.cli.parts import cache_dir
+from tests.fake_plugin import fake_plugin
 
 ROOT = PACKAGE.parent
 
@@ -204,6 +206,27 @@ def running(shell: Shell) -> clouds.LocalCloud:
     found = clouds.find(shell.state)
     assert found
     return found
+
+
+def test_google_s_plugin_takes_the_place_of_the_stand_in(shell: Shell, tmp_path: Path):
+    shell.take_over(shell.cloud("start"))
+    assert shell.env["PULUMI_DEBUG_PROVIDERS"].startswith("gcp:")
+    shell.env |= {"HOME": str(tmp_path), "OUTLAST_CACHE": str(cache_dir())}
+    folders = shell.env["PATH"].split(":")  # this machine may have the plugin
+    folders = [folder for folder in folders if not Path(folder, PLUGIN).exists()]
+    shell.env["PATH"] = ":".join(folders)
+    done = shell.outlast("cloud", "start", "--state", str(shell.state), "--provider", "plugin")
+    assert done.returncode == 1 and done.stdout == ""
+    (sentence,) = done.stderr.splitlines()
+    assert "--provider plugin: pulumi-resource-gcp is neither on PATH nor in" in sentence
+
+    fake_plugin(tmp_path / "bin")
+    shell.env["PATH"] = f"{shell.env['PATH']}:{tmp_path}/bin"
+    printed = shell.cloud("start", "--provider", "plugin")
+    assert f"# provider: {tmp_path}/bin/pulumi-resource-gcp" in printed.splitlines()
+    shell.take_over(printed)
+    assert "PULUMI_DEBUG_PROVIDERS" not in shell.env
+    assert shell.env["PATH"].startswith(f"{tmp_path}/bin:")
 
 
 def test_a_port_in_use_is_one_sentence(shell: Shell):

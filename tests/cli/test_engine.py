@@ -1,11 +1,13 @@
 """The environment that an engine of ours runs in, and what is said where there is none."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from outlast.cli import engine
-from outlast.cli.errors import EngineError
+from outlast.cli.cloud import LocalCloud
+from outlast.cli.errors import EngineError, NoPlugin
 
 LEFTOVERS = {
     "PULUMI_BACKEND_URL": "s3://of-another-team",
@@ -87,3 +89,56 @@ def test_an_error_is_its_sentence_alone(tmp_path, said, expected, as_json):
 
 def test_a_failure_without_an_error_names_the_command(tmp_path):
     assert failed(tmp_path, "something else\n") == "pulumi preview: something else"
+
+
+def installed(folder, name=engine.PLUGIN):
+    """An executable in a folder, as an installed plugin is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("#!/bin/sh\n")
+    (folder / name).chmod(0o755)
+    return folder / name
+
+
+def test_a_plugin_on_path_comes_before_the_engines(tmp_path):
+    on_path = installed(tmp_path / "bin")
+    installed(tmp_path / ".pulumi/plugins/resource-gcp-v10.2.0")
+    environ = {"HOME": str(tmp_path)}
+    assert engine.find_plugin(f"/usr/bin:{tmp_path}/bin", environ) == on_path
+
+
+def test_of_the_engines_plugins_the_newest_whole_one_is_used(tmp_path):
+    home, other = tmp_path / ".pulumi/plugins", tmp_path / "other/plugins"
+    newest = installed(home / "resource-gcp-v10.2.0")
+    installed(home / "resource-gcp-v9.35.0")
+    installed(home / "resource-gcp-v11.0.0")
+    (home / "resource-gcp-v11.0.0.partial").touch()
+    installed(home / "resource-gcp-native-v12.0.0")
+    (home / "resource-gcp-v13.0.0").mkdir()
+    environ = {"HOME": str(tmp_path), "PULUMI_HOME": str(tmp_path / "other")}
+    assert engine.find_plugin("/usr/bin", environ) == newest
+    newer = installed(other / "resource-gcp-v10.3.0")
+    assert engine.find_plugin("/usr/bin", environ) == newer
+
+
+def test_without_the_plugin_it_is_one_sentence_with_the_remedy(tmp_path):
+    environ = {"HOME": str(tmp_path), "PULUMI_HOME": str(tmp_path / "other")}
+    with pytest.raises(NoPlugin) as caught:
+        engine.find_plugin("/usr/bin", environ)
+    said = str(caught.value)
+    assert "pulumi-resource-gcp is neither on PATH nor in" in said
+    assert f"{tmp_path}/other/plugins or {tmp_path}/.pulumi/plugins" in said
+    assert "pulumi plugin install resource gcp 1" in said and "leave out --provider" in said
+
+
+def test_the_environment_attaches_the_stand_in_or_finds_the_plugin(tmp_path):
+    parts = engine.Parts("/e/pulumi", "/hosts", "/image", "/wheels", "/venv/bin/python")
+    cloud = LocalCloud(tmp_path, 1, 2, 3)
+    default = cloud.variables(parts, tmp_path / "p", "/usr/bin")
+    assert default["PULUMI_DEBUG_PROVIDERS"] == "gcp:3"
+    assert default["PATH"] == "/hosts:/e:/venv/bin:/usr/bin"
+    plugin = cloud.variables(parts, tmp_path / "p", "/usr/bin", Path("/plugins/it"))
+    assert "PULUMI_DEBUG_PROVIDERS" not in plugin
+    assert plugin["PULUMI_GCP_SKIP_REGION_VALIDATION"] == "true"
+    assert plugin["PATH"] == "/plugins:/hosts:/e:/venv/bin:/usr/bin"
+    same = default.keys() - {"PATH", "PULUMI_DEBUG_PROVIDERS"}
+    assert {key: plugin[key] for key in same} == {key: default[key] for key in same}

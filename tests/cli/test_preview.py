@@ -490,7 +490,8 @@ def test_what_baking_an_image_costs(op, machine, said, capsys):
 def test_a_warning_of_the_program_is_shown_once(capsys):
     warning = {"severity": "warning", "message": "warning: bucket b: is far\naway\n"}
     info = {"severity": "info", "message": "info: hello\n"}
-    document = json.dumps({"steps": [], "diagnostics": [warning, info, warning]}, indent=1)
+    where = {"severity": "warning", "message": "warning: using it from $PATH at /bin/it\n"}
+    document = json.dumps({"steps": [], "diagnostics": [warning, info, where, warning]}, indent=1)
     heard = plans.messages(f"Previewing\n{document}", "warning")
     assert heard == ("bucket b: is far away",)
     assert plans.messages(document, "info") == ("hello",)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fake_plugin import fake_plugin
+
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(300)]
 
 SHORT = ("--epochs", "40")
@@ -168,10 +170,16 @@ def test_ctrl_c_in_the_first_moment_leaves_nothing():
     assert not scratch.exists()
 
 
-def test_a_killed_rehearsal_takes_its_local_cloud_and_vms_with_it():
+def test_a_killed_rehearsal_takes_its_local_cloud_vms_and_plugin_with_it(tmp_path: Path):
+    """The plugin is a fake that the engine starts as it starts Google's."""
     before = scratch_folders()
-    process = start(*SHORT)
-    assert any("attempt 1 on" in line for line in lines_of(process))
+    seen = fake_plugin(tmp_path / "bin")
+    path = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    process = start(*SHORT, "--provider", "plugin", env=path)
+    lines = lines_of(process)
+    assert f"provider: {seen.parent}/pulumi-resource-gcp" in next(lines)
+    assert any("attempt 1 on" in line for line in lines)
+    assert "PULUMI_DEBUG_PROVIDERS" not in seen.read_text()
     (scratch,) = scratch_folders() - before
     process.kill()
     process.communicate(timeout=120)

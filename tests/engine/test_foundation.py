@@ -11,6 +11,7 @@ from outlast.base.folders import PACKAGE
 from outlast.cli import cloud as clouds
 from tests.checkout import copy_checkout
 from tests.engine.conftest import Project, until
+from tests.engine.test_secrets import keep
 
 ROOT = PACKAGE.parent
 
@@ -22,7 +23,13 @@ BASE = {"part": "foundation", "network": "isolated", "nat": True, "bucket": BUCK
 KEEPER = {"part": "foundation", "bucket": "outlast-rehearsal-kept"}
 LENT = "outlast-rehearsal-lent"
 UNIFORM = {"uniformBucketLevelAccess": {"enabled": True}}
-EXPERIMENT = {"foundation": "base", "health": "observe", "ssh": "iap", "args": {"epochs": 100000}}
+EXPERIMENT = {
+    "foundation": "base",
+    "health": "observe",
+    "ssh": "iap",
+    "secretEnv": {"KEY": "of-foundation"},
+    "args": {"epochs": 100000},
+}
 
 
 class Two:
@@ -72,6 +79,7 @@ class Two:
 def test_an_experiment_on_a_foundation(project: Project, parts):
     two = Two(project, parts)
     cloud = two.cloud
+    secret = keep(cloud, "of-foundation", "value")
 
     # Nothing to stand on yet.
     two.init("dev", EXPERIMENT)
@@ -103,6 +111,8 @@ def test_an_experiment_on_a_foundation(project: Project, parts):
     assert (metadata["enable-oslogin"], metadata["outlast-health"]) == ("TRUE", "8099 900")
     for rule in cloud.call("GET", f"{API}/global/firewalls")["items"]:
         assert rule["targetTags"] == ["outlast-dev"] and rule["network"].endswith(network)
+    (reader,) = cloud.call("GET", f"{secret}:getIamPolicy")["bindings"]
+    assert reader["role"] == "roles/secretmanager.secretAccessor"
     assert two.steps("dev") == {}
 
     # What boot.sh started answers to the group.
@@ -147,6 +157,8 @@ def test_an_experiment_on_a_foundation(project: Project, parts):
     for kind in ("templates", "groups", "vms", "service_accounts", "roles", "declared"):
         assert not left[kind], kind
     assert BUCKET in {bucket["name"] for bucket in left["buckets"]}
+    assert not cloud.call("GET", f"{secret}:getIamPolicy").get("bindings")
+    cloud.call("DELETE", secret)
 
 
 def test_a_bucket_is_created_kept_adopted_or_another_teams(project: Project, parts):

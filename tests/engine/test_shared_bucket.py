@@ -22,8 +22,14 @@ DAY_SEC = 86_400
 class Stacks:
     """Stacks of the checkout's program, in a cloud whose VMs do nothing."""
 
-    def __init__(self, parts: engines.Parts, cloud: clouds.LocalCloud, folder: Path) -> None:
-        variables = cloud.variables(parts, folder / "pulumi", os.environ["PATH"])
+    def __init__(
+        self,
+        parts: engines.Parts,
+        cloud: clouds.LocalCloud,
+        folder: Path,
+        plugin: Path | None,
+    ) -> None:
+        variables = cloud.variables(parts, folder / "pulumi", os.environ["PATH"], plugin)
         self._project = Project(folder / "project", {**engines.scrubbed(), **variables}, cloud)
         self.cloud, self.folder = cloud, self._project.folder
         self.folder.mkdir()
@@ -61,12 +67,15 @@ class Stacks:
 
 @pytest.fixture
 def stacks(
-    parts: engines.Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: engines.Parts,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    plugin: Path | None,
 ) -> Iterator[Stacks]:
     cloud = clouds.start(tmp_path / "cloud", parts, guests=False, dies_with_us=True)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)  # HEAD is read from here
     try:
-        yield Stacks(parts, cloud, tmp_path)
+        yield Stacks(parts, cloud, tmp_path, plugin)
     finally:
         cloud.stop()
 

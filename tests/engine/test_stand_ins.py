@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from outlast.cli import engine as engines
 from tests.engine.conftest import Project
+from tests.fake_plugin import fake_plugin
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 
@@ -67,6 +69,29 @@ print("printed by the program")
     assert not json.loads(throwaway.pulumi("stack", "export", "-s", "dev"))["deployment"].get(
         "resources"
     )
+
+
+def test_an_installed_plugin_takes_the_place_of_the_stand_in(
+    throwaway: Project, parts: engines.Parts, tmp_path: Path
+):
+    """The plugin here is the stand-in's code, started by the engine as it starts Google's."""
+    started = fake_plugin(tmp_path / ".pulumi" / "plugins" / "resource-gcp-v9.35.0")
+    found = engines.find_plugin(os.defpath, {"HOME": str(tmp_path)})
+    cloud = throwaway.cloud
+    variables = cloud.variables(parts, tmp_path / "pulumi", os.environ["PATH"], found)
+    # A shell in which an earlier `outlast cloud start` chose the stand-in unsets its variable.
+    assert "PULUMI_DEBUG_PROVIDERS" in engines.foreign(throwaway.env, variables)
+    throwaway.env = {**engines.scrubbed(), **variables}
+    (throwaway.folder / "__main__.py").write_text(
+        "from pulumi_gcp import storage; storage.Bucket('made', location='EU')"
+    )
+    assert f"using pulumi-resource-gcp from $PATH at {found}" in throwaway.up()
+    seen = dict(line.split("=", 1) for line in started.read_text().splitlines() if "=" in line)
+    assert seen["GOOGLE_STORAGE_CUSTOM_ENDPOINT"] == f"{cloud.url}/storage/v1/"
+    assert seen["GOOGLE_IAM_BETA_CUSTOM_ENDPOINT"] == f"{cloud.url}/iam/v1/"
+    assert seen["GOOGLE_OAUTH_ACCESS_TOKEN"] == "local"
+    assert seen["PULUMI_GCP_SKIP_REGION_VALIDATION"] == "true"
+    throwaway.destroy()
 
 
 def test_an_object_of_another_name_is_created_before_the_old_one_is_deleted(throwaway: Project):

@@ -34,6 +34,7 @@ RUN_BY = {
     "outlast cloud preempt": ("tests/cli/test_cloud.py", 'cloud("preempt"'),
     "outlast cloud start": ("tests/cli/test_cloud.py", 'cloud("start"'),
     "outlast cloud start --guest": ("tests/cli/test_guest_image.py", '"start", "--guest", "vm"'),
+    "outlast cloud start --provider": ("tests/cli/test_cloud.py", 'cloud("start", "--provider"'),
     "outlast cloud status": ("tests/cli/test_cloud.py", 'cloud("status"'),
     "outlast cloud stop": ("tests/cli/test_cloud.py", 'cloud("stop"'),
     "outlast costs": ("tests/bucket/test_hostile_folder.py", '"costs"'),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outlast.cli.commands.guests import guest_images, guest_options, guest_variables
+from outlast.cli.commands.options import provider_option
 from outlast.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -33,13 +34,16 @@ def _state_folder(state: Path | None) -> Path:
     return (state or project() / ".outlast" / "cloud").absolute()
 
 
-def _stack_ready(found: "LocalCloud") -> dict[str, str]:
-    """Adds the checkout's stack to the cloud's backend; returns the variables that lead there."""
+def _stack_ready(found: "LocalCloud", plugin: Path | None = None) -> dict[str, str]:
+    """Adds the checkout's stack to the cloud's backend; returns the variables that lead there, with
+    Google's provider `plugin` or the stand-in.
+    """
     from outlast.cli import engine
     from outlast.cli.rehearsal import settings
 
     path = os.environ.get("PATH", os.defpath)
-    variables = found.variables(engine.find_parts(), found.state / "pulumi", path)
+    home = found.state / "pulumi"
+    variables = found.variables(engine.find_parts(), home, path, plugin)
     engine.ensure_stack(settings.STACK, {**engine.scrubbed(), **variables})
     return variables
 
@@ -61,7 +65,10 @@ def _running(state: Path | None) -> "LocalCloud":
 @_state_option
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: any free one.")
 @guest_options
-def start(state: Path | None, port: int, guest: str, guest_image: Path | None) -> None:
+@provider_option
+def start(
+    state: Path | None, port: int, guest: str, guest_image: Path | None, provider: str
+) -> None:
     """Serve the local cloud in the background and print what to export.
 
     If it is already running, only print it.
@@ -79,6 +86,7 @@ def start(state: Path | None, port: int, guest: str, guest_image: Path | None) -
 
     images = guest_images(guest, guest_image)
     parts = engine.find_parts()
+    plugin = engine.chosen_plugin(provider)
     folder = _state_folder(state)
     found = clouds.find(folder)
     if found is not None and port not in (0, found.port):
@@ -99,7 +107,7 @@ def start(state: Path | None, port: int, guest: str, guest_image: Path | None) -
             dies_with_us=False,
         )
     try:
-        variables = _stack_ready(found)
+        variables = _stack_ready(found, plugin)
     except BaseException:
         if started:
             found.stop()
@@ -110,6 +118,7 @@ def start(state: Path | None, port: int, guest: str, guest_image: Path | None) -
         say(f"export {name}={shlex.quote(value)}")
     say(
         f"# local cloud {found.pid} at {found.url}, state in {folder}\n"
+        f"# provider: {plugin or 'stand-in'}\n"
         '# to use it in this shell: eval "$(outlast cloud start)"; to end it: outlast cloud stop',
     )
 

@@ -9,6 +9,7 @@ import click
 
 from outlast.base import exits
 from outlast.cli.commands.guests import guest_images, guest_options, guest_variables
+from outlast.cli.commands.options import provider_option
 from outlast.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 @click.option("--limit-rows", type=click.IntRange(min=64), help="Train only on the first N rows.")
 @click.option("--epochs", type=click.IntRange(min=1), help="Train for fewer epochs.")
 @guest_options
+@provider_option
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def rehearse(
     scenario: str | None,
@@ -38,6 +40,7 @@ def rehearse(
     epochs: int | None,
     guest: str,
     guest_image: Path | None,
+    provider: str,
     as_json: bool,
 ) -> None:
     """Run the stack on this machine with a scenario's faults, and check the guarantees.
@@ -73,6 +76,7 @@ def rehearse(
             args={} if epochs is None else {"epochs": epochs},
             guest_images=guest_images(guest, guest_image),
             guest_env=guest_variables(guest, guest_image),
+            provider=provider,
         )
     if as_json:
         say(json.dumps(report.as_json(), indent=2))

@@ -43,6 +43,7 @@ def rehearse(
     args: Mapping[str, Any] | None = None,
     guest_images: Mapping[str, Path] | None = None,
     guest_env: Mapping[str, str] | None = None,
+    provider: str = "stand-in",
 ) -> Report:
     """Runs the whole rehearsal in a temporary folder and leaves nothing behind.
 
@@ -50,9 +51,9 @@ def rehearse(
     stack to rehearse; None: `dev`, which in the checkout is the example. `data`: files for the
     local cloud's buckets, each `gs://BUCKET/PATH=FOLDER`. `args` override the stack's
     hyperparameters. `guest_images`: VMs are machines of QEMU from these, by project and family,
-    with `guest_env` for everything that runs on them. Raises OperateError if the rehearsal could
-    not be carried out. KeyboardInterrupt passes through after everything that was started has
-    ended.
+    with `guest_env` for everything that runs on them. `provider`: `stand-in`, or `plugin` for
+    Google's. Raises OperateError if the rehearsal could not be carried out. KeyboardInterrupt
+    passes through after everything that was started has ended.
     """
     deliveries = [Delivery.parse(text) for text in data]
     own = stack is not None or engine.project() != PACKAGE.parent
@@ -62,6 +63,7 @@ def rehearse(
         settings = {**settings, **local_settings(vm=True)}
     path = scenario.find(name or scenario.default_of(settings))
     parts = engine.find_parts()
+    plugin = engine.chosen_plugin(provider)
     played = scenario.read(path, parts)
     args = {**(args or {}), **({} if limit_rows is None else {"limit-rows": limit_rows})}
     config = compose(settings, played, args, own=own)
@@ -82,11 +84,12 @@ def rehearse(
                 pace=pace_of(config),
             )
             try:
-                variables = cloud.variables(
-                    parts, folder / "pulumi", os.environ.get("PATH", os.defpath)
-                )
+                home, search = folder / "pulumi", os.environ.get("PATH", os.defpath)
+                variables = cloud.variables(parts, home, search, plugin)
                 engine.enter({**variables, clouds.TOKEN_VARIABLE: str(folder)})
                 held.create(cloud)
+                if plugin:
+                    watcher.say(f"provider: {plugin}")
                 for note in held.notes:
                     watcher.say(note)
                 patience = VM_PATIENCE if vm else 1

@@ -1,6 +1,7 @@
 """The engine's plan: the steps of its preview, and the run that a stack pins."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -64,6 +65,10 @@ def plan(text: str) -> list[Step]:
         ) from None
 
 
+FROM_PATH = re.compile(r"using \S+ from \$PATH at ")
+"""Begins the engine's warning that it uses a plugin on PATH, which says nothing about the stack."""
+
+
 def messages(text: str, severity: str) -> tuple[str, ...]:
     """The messages of `pulumi preview --json`, `warning` or `info`, each once, on one line."""
     found = [
@@ -71,7 +76,7 @@ def messages(text: str, severity: str) -> tuple[str, ...]:
         for one in _document(text).get("diagnostics", ())
         if one["severity"] == severity
     ]
-    return tuple(dict.fromkeys(found))
+    return tuple(one for one in dict.fromkeys(found) if not FROM_PATH.match(one))
 
 
 def _document(text: str) -> Any:
