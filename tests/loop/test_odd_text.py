@@ -44,7 +44,7 @@ def test_a_run_with_odd_text_is_done(tmp_path: Path, what: str) -> None:
     assert programs.result_of(tmp_path / "run")["out"] == b"True"
 
 
-def test_an_error_of_odd_text_is_shown_and_recorded(tmp_path: Path) -> None:
+def test_an_error_with_odd_text_is_shown_and_recorded(tmp_path: Path) -> None:
     code, said, end = train(tmp_path, "error")
     assert code == 1 and "ValueError: bad image caf" in said
     assert end["reason"] == "user-failed" and end["message"].startswith("bad image caf")

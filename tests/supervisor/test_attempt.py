@@ -110,7 +110,7 @@ def exits_with(code: int, *, steps: int = 0, error: Error | None = None) -> Call
 # -- the ordinary life ---------------------------------------------------------------------------
 
 
-def test_a_run_from_beginning_to_end(world: World) -> None:
+def test_a_run_trains_commits_and_ends(world: World) -> None:
     vm = world.boot(finish)
     assert vm.run() == 0
     head = world.head
@@ -134,7 +134,7 @@ def test_a_run_from_beginning_to_end(world: World) -> None:
     assert world.boot_end_of(vm) is None
 
 
-def test_a_checkpoint_of_each_so_many_steps_is_kept_beside_the_last(world: World) -> None:
+def test_every_nth_checkpoint_is_kept_beside_the_last(world: World) -> None:
     def script(life: Life) -> int:
         for _ in range(6):
             life.advance(1)
@@ -181,7 +181,7 @@ def test_a_notice_saves_the_last_step_and_the_next_machine_resumes(world: World)
     assert [entry.term for entry in world.head.lineage] == [1, 2]
 
 
-def test_what_changed_in_mid_run_is_recorded_with_both_contents_and_said(world: World) -> None:
+def test_a_change_during_the_run_is_recorded_with_both_contents(world: World) -> None:
     old = {"arguments": {"epochs": 5}, "source": "a" * 64, "trainer": "count"}
     new = {**old, "arguments": {"epochs": 7}, "source": "b" * 64}
     first = world.boot(stopped_after(3), spec=spec_with(content=old)).start()
@@ -201,7 +201,7 @@ def test_what_changed_in_mid_run_is_recorded_with_both_contents_and_said(world: 
     )
 
 
-def test_a_trainer_hears_of_its_checkpoint_before_what_it_replaced_is_deleted(
+def test_a_trainer_hears_of_its_checkpoint_before_the_old_one_is_deleted(
     world: World,
 ) -> None:
     heard = threading.Event()
@@ -228,7 +228,7 @@ def test_a_trainer_hears_of_its_checkpoint_before_what_it_replaced_is_deleted(
     }
 
 
-def test_what_a_loop_has_left_waits_in_line(world: World) -> None:
+def test_the_last_snapshot_of_a_loop_is_queued(world: World) -> None:
     """The best one and the last state are accepted behind the one in flight, and their uploads
     outlive the trainer, which evaluates as it is stopped."""
     lined_up, proceed = threading.Event(), threading.Event()
@@ -318,7 +318,7 @@ def test_exit_0_after_a_stop_is_not_completion(world: World) -> None:
     assert world.head.state is State.OPEN
 
 
-def test_a_completion_that_was_declared_stands_after_a_stop(world: World) -> None:
+def test_a_declared_completion_counts_after_a_stop(world: World) -> None:
     def script(life: Life) -> int:
         life.hear(Stop)
         life.advance(10)
@@ -399,7 +399,7 @@ def replaced_site(vm: Vm, **changed: Any) -> Any:
     return dataclasses.replace(vm.boot, site=dataclasses.replace(vm.boot.site, **changed))
 
 
-def test_snapshots_may_lie_in_another_place_and_its_folder_goes_with_the_attempt(
+def test_snapshots_may_be_in_another_folder_that_ends_with_the_attempt(
     world: World, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
@@ -417,7 +417,7 @@ def test_snapshots_may_lie_in_another_place_and_its_folder_goes_with_the_attempt
     assert list(disk.iterdir()) == []
 
 
-def test_a_checkpoint_is_restored_where_there_is_room(
+def test_a_checkpoint_is_restored_into_a_folder_with_room(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = world.boot(stopped_after(2)).start()
@@ -453,7 +453,7 @@ def test_a_snapshot_outside_the_work_folder_is_refused(world: World, tmp_path: P
     assert world.head.chain == ()
 
 
-def test_the_store_may_be_away_for_a_while(world: World) -> None:
+def test_a_short_outage_of_the_store_is_survived(world: World) -> None:
     failures = iter([True] * 3)
 
     def around(operation: Operation, perform: Callable[[], Any]) -> Any:
@@ -507,7 +507,7 @@ def offers_one(life: Life) -> int:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_commit_that_stays_impossible_ends_the_attempt(
+def test_a_commit_that_keeps_failing_ends_the_attempt(
     world: World, error: Exception, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the machine's: it powers off, and the group tries again."""
@@ -537,7 +537,7 @@ def test_permissions_may_spread_during_a_commit(
     assert world.head.state is State.DONE
 
 
-def test_a_failure_of_unknown_fate_is_counted_once(
+def test_a_failure_whose_record_has_an_unknown_result_is_counted_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The count was written, no answer came; the second try finds its own."""
@@ -556,7 +556,7 @@ def test_a_failure_of_unknown_fate_is_counted_once(
     assert (world.head.state, world.head.failures) == (State.DONE, 1)
 
 
-def test_an_end_is_recorded_though_the_store_hiccups(world: World) -> None:
+def test_an_end_is_recorded_despite_store_errors(world: World) -> None:
     store = disturbed(world, raising(Unavailable("503"), "end.json", times=2))
     vm = world.boot(stopped_after(1), store=store).start()
     wait_until(lambda: vm.trainers)
@@ -566,7 +566,7 @@ def test_an_end_is_recorded_though_the_store_hiccups(world: World) -> None:
     assert world.end_of(1).reason is Reason.PREEMPTED
 
 
-def test_an_end_is_not_recorded_for_longer_than_the_machine_lives(world: World) -> None:
+def test_recording_an_end_stops_at_the_machines_end(world: World) -> None:
     store = disturbed(world, raising(Unavailable("503"), "end.json"))
     vm = world.boot(stopped_after(1), store=store, spec=spec_with(stop=2.0)).start()
     vm.terminate()
@@ -576,7 +576,9 @@ def test_an_end_is_not_recorded_for_longer_than_the_machine_lives(world: World) 
     assert any("was not recorded" in line for line in vm.said)
 
 
-def test_a_checkpoint_without_room_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_without_room_is_reported(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = world.boot(stopped_after(2)).start()
     first.terminate()
     first.ended()
@@ -621,7 +623,7 @@ def test_a_failure_ends_the_run(world: World, script: Any, reason: Reason) -> No
     assert world.cloud.groups["group"] == []
 
 
-def test_why_a_training_ended_early_is_recorded(world: World) -> None:
+def test_the_reason_for_an_early_end_is_recorded(world: World) -> None:
     def script(life: Life) -> int:
         life.advance(4)
         return life.complete(why="no improvement in 3 evals")
@@ -634,7 +636,7 @@ def test_why_a_training_ended_early_is_recorded(world: World) -> None:
     assert copy.why == "no improvement in 3 evals"
 
 
-def test_a_record_of_a_whole_training_has_no_word_about_why(world: World) -> None:
+def test_the_record_of_a_complete_training_has_no_reason(world: World) -> None:
     assert world.boot(finish).run() == 0
     assert b"why" not in world.store.get(LAYOUT.head)[0]
 
@@ -672,7 +674,7 @@ def test_a_program_that_hangs_after_its_training_is_ended(
     assert world.head.state is State.DONE
 
 
-def test_what_the_trainer_said_is_kept(world: World) -> None:
+def test_the_trainers_output_is_kept(world: World) -> None:
     world.boot(exits_with(1, error=Error("loss is NaN", "trainer"))).run()
     assert "loss is NaN" in world.end_of(1).message
 
@@ -686,7 +688,7 @@ def test_a_failure_is_counted_before_its_retry_in_a_new_term(world: World) -> No
     assert world.steps() == list(range(1, 11))
 
 
-def test_retries_are_used_up_over_machines(world: World) -> None:
+def test_retries_count_across_machines(world: World) -> None:
     spec = spec_with(retries_failures=1)
     first = world.boot(exits_with(3, steps=1), stopped_after(1), spec=spec).start()
     wait_until(lambda: len(first.trainers) == 2)
@@ -702,7 +704,7 @@ def test_bad_usage_is_never_retried(world: World) -> None:
     assert world.head.state is State.FAILED
 
 
-def test_a_machine_that_dies_takes_the_blame(world: World) -> None:
+def test_a_preemption_counts_as_the_cause_of_the_failure(world: World) -> None:
     """The notice comes while the verdict is held back."""
     vm = world.boot(exits_with(-9, steps=2), spec=spec_with(failure_grace=15.0)).start()
     wait_until(lambda: any("holding the verdict" in line for line in vm.said))
@@ -784,7 +786,7 @@ def test_a_machine_that_may_not_leave_sees_the_end_of_its_run(world: World) -> N
     assert vm.trainers == [] and world.cloud.groups["group"] == []
 
 
-def test_a_machine_that_may_not_leave_makes_way_for_its_successor(world: World) -> None:
+def test_a_machine_that_may_not_leave_yields_to_its_successor(world: World) -> None:
     world.cloud.permissions = []
     vm = world.boot().start()
     wait_until(lambda: any(line.startswith("stuck-leaving") for line in vm.said))
@@ -797,7 +799,7 @@ def test_a_machine_that_may_not_leave_makes_way_for_its_successor(world: World) 
 # -- the table at boot, acted on -------------------------------------------------------------------
 
 
-def test_a_lower_place_leaves(world: World) -> None:
+def test_a_lower_placement_leaves(world: World) -> None:
     first = world.boot(stopped_after(1), spec=spec_with(placement=1)).start()
     first.terminate()
     first.ended()
@@ -831,7 +833,7 @@ def owned_by_another(world: World) -> None:
         (owned_by_another, Reason.OTHER_OWNER),
     ],
 )
-def test_a_head_that_cannot_be_trusted(
+def test_an_untrusted_head_ends_the_boot(
     world: World, damage: Callable[[World], None], reason: Reason
 ) -> None:
     first = world.boot(stopped_after(1)).start()
@@ -845,7 +847,7 @@ def test_a_head_that_cannot_be_trusted(
     assert world.cloud.groups["group"] == []
 
 
-def test_a_head_that_may_not_be_read(world: World) -> None:
+def test_an_unreadable_head_ends_the_boot(world: World) -> None:
     first = world.boot(stopped_after(1)).start()
     first.terminate()
     first.ended()
@@ -860,7 +862,7 @@ def test_a_head_that_may_not_be_read(world: World) -> None:
     assert world.cloud.groups["group"] == []
 
 
-def test_a_head_that_vanishes_during_an_attempt(world: World) -> None:
+def test_a_head_deleted_during_an_attempt_ends_it(world: World) -> None:
     def script(life: Life) -> int:
         life.advance(1)
         life.commit()
@@ -873,7 +875,7 @@ def test_a_head_that_vanishes_during_an_attempt(world: World) -> None:
     assert not world.exists(LAYOUT.head) and world.cloud.groups["group"] == []
 
 
-def test_all_checkpoints_damaged_is_an_error_and_no_fresh_start(world: World) -> None:
+def test_a_run_with_only_damaged_checkpoints_does_not_start_from_scratch(world: World) -> None:
     first = world.boot(stopped_after(2)).start()
     first.terminate()
     first.ended()
@@ -902,7 +904,7 @@ def test_the_tenth_restore_error_ends_the_run(world: World) -> None:
     assert world.cloud.groups["group"] == []
 
 
-def test_the_end_of_a_boot_is_recorded_though_the_store_hiccups(world: World) -> None:
+def test_the_end_of_a_boot_is_recorded_despite_store_errors(world: World) -> None:
     world.boot(finish).run()
     vm = world.boot(store=disturbed(world, raising(Unavailable("503"), ".end.json", times=2)))
     assert vm.run() == 0
@@ -910,7 +912,7 @@ def test_the_end_of_a_boot_is_recorded_though_the_store_hiccups(world: World) ->
     assert end is not None and end.reason is Reason.ENDED
 
 
-def test_a_boot_ends_for_no_other_reason_than_a_boots(world: World) -> None:
+def test_a_boot_ends_only_with_a_boots_reasons(world: World) -> None:
     vm = world.boot()
     for reason in set(Reason) - BOOT_REASONS:
         with pytest.raises(ValueError, match=f"reason {reason}: is none of a boot's end"):
@@ -918,7 +920,7 @@ def test_a_boot_ends_for_no_other_reason_than_a_boots(world: World) -> None:
     assert world.boot_end_of(vm) is None
 
 
-def test_the_operators_stop_is_acted_on(world: World) -> None:
+def test_the_operators_stop_ends_the_attempt(world: World) -> None:
     def script(life: Life) -> int:
         life.advance(2)
         life.commit()
@@ -955,7 +957,7 @@ def fenced_script(world: World, *, members: list[dict[str, str]] | None) -> Any:
     return script
 
 
-def test_fenced_and_no_member_any_more(world: World) -> None:
+def test_a_fenced_vm_outside_its_group_leaves(world: World) -> None:
     vm = world.boot(fenced_script(world, members=[{"id": "7", "name": "group-0001"}]))
     assert vm.run() == 76
     assert world.end_of(1).reason is Reason.FENCED
@@ -963,7 +965,7 @@ def test_fenced_and_no_member_any_more(world: World) -> None:
     assert "deleteInstances" not in world.cloud.calls
 
 
-def test_fenced_while_membership_is_not_known(world: World) -> None:
+def test_a_fenced_vm_waits_while_its_membership_is_unknown(world: World) -> None:
     world.cloud.answers["listManagedInstances"] = [503]
     vm = world.boot(fenced_script(world, members=[])).start()
     wait_until(lambda: any("asking again" in line for line in vm.said))
@@ -1100,7 +1102,7 @@ def test_a_failed_machine_frozen_before_it_left_harms_no_resumed_run(world: Worl
     assert world.steps() == list(range(1, 11))
 
 
-def test_stopped_while_waiting_for_permission(world: World) -> None:
+def test_a_stop_ends_the_wait_for_permission(world: World) -> None:
     world.cloud.permissions = []
     vm: Vm = world.boot(spec=spec_with(iam_propagation=60.0)).start()
     wait_until(lambda: any("may still be spreading" in line for line in vm.said))
@@ -1129,7 +1131,7 @@ def without_code(vm: Vm, error: Exception) -> Vm:
     return vm
 
 
-def test_code_that_no_machine_can_have_ends_the_run(world: World) -> None:
+def test_code_that_does_not_exist_ends_the_run(world: World) -> None:
     vm = without_code(world.boot(), CodeRefused("gitCommit 0: is not in the repository"))
     assert vm.run() == 0
     head = world.head
@@ -1140,7 +1142,7 @@ def test_code_that_no_machine_can_have_ends_the_run(world: World) -> None:
     assert world.cloud.groups["group"] == []
 
 
-def test_code_that_is_out_of_reach_is_another_machines_to_try_ten_times(world: World) -> None:
+def test_unreachable_code_is_tried_on_ten_machines(world: World) -> None:
     for boot in range(1, MAX_NO_PROGRESS + 1):
         vm = without_code(world.boot(), CodeUnavailable("git host x: timed out"))
         assert vm.run() == exits.INTERRUPTED
@@ -1175,7 +1177,7 @@ def test_the_margin_of_the_limit_leaves_half_of_the_time_to_training(
     assert round(limit.left_sec / 60) == stops_at - minute
 
 
-def test_rows_and_results_are_kept_out_of_memory(
+def test_rows_and_results_do_not_stay_in_memory(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
@@ -1199,7 +1201,7 @@ def taken(file: Path) -> int:
     return file.stat().st_blocks * 512
 
 
-def test_rows_that_are_in_the_bucket_give_their_room_on_the_machine_back(
+def test_uploaded_rows_free_their_disk_space(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     probe = tmp_path / "probe"

@@ -126,7 +126,7 @@ def test_a_secret_that_cannot_be_read_ends_the_run_or_the_machine(
         setup.prepare(Git("https://git.invalid/code", COMMIT, secret=SECRET))
 
 
-def test_a_host_that_is_away_is_asked_again_and_then_left_to_another_vm(
+def test_an_unreachable_host_is_tried_again_and_then_left_to_another_vm(
     setup: CodeSetup, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ):
     fetched = []
@@ -249,7 +249,7 @@ def test_a_system_without_ensurepip_has_the_pip_that_the_boot_left(
     assert version.stdout.startswith(b"pip " + pip.name.split("-")[1].encode())
 
 
-def test_an_environment_that_the_image_has_is_used_for_that_very_file_alone(
+def test_an_images_environment_is_used_only_for_its_own_file(
     setup: CodeSetup, pip: Pip, tmp_path: Path, asked: Path
 ):
     file, baked = asked / "needs.txt", tmp_path / "image/user-venv"
@@ -318,7 +318,7 @@ def test_a_projects_layers_follow_from_its_files(tmp_path: Path):
         argvs()
 
 
-def test_another_file_that_is_named_counts_too(tmp_path: Path, asked: Path):
+def test_an_included_file_changes_the_layers_key(tmp_path: Path, asked: Path):
     (asked / "needs.txt").write_text("-r base.txt\n")
     (asked / "base.txt").write_text("numpy\n")
     before = layers(asked / "needs.txt")[0].key
@@ -348,7 +348,7 @@ def test_another_file_that_is_named_counts_too(tmp_path: Path, asked: Path):
         ("Segmentation fault", EnvironmentUnreachable),
     ],
 )
-def test_what_pip_says_is_the_users_or_the_networks(
+def test_pip_errors_are_the_users_or_the_networks(
     setup: CodeSetup,
     pip: Pip,
     tmp_path: Path,
@@ -366,9 +366,7 @@ def test_what_pip_says_is_the_users_or_the_networks(
     assert list(setup.builder.store.list("")) == []
 
 
-def test_what_is_kept_holds_wheels_and_nothing_else(
-    setup: CodeSetup, pip: Pip, tmp_path: Path, asked: Path
-):
+def test_the_kept_layer_holds_only_wheels(setup: CodeSetup, pip: Pip, tmp_path: Path, asked: Path):
     (asked / "needs.txt").write_text("numpy\n")
     setup.builder.ensure(asked / "needs.txt")
     (kept,) = setup.builder.store.list("e/environments/")
@@ -428,7 +426,7 @@ def test_a_damaged_kept_zip_is_rebuilt_once(
     assert len(pip.made()) == made
 
 
-def test_what_is_stuck_is_left_to_another_vm_after_one_wait(
+def test_a_stuck_install_is_left_to_another_vm_after_one_wait(
     setup: CodeSetup, pip: Pip, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ):
     calls = []

@@ -149,7 +149,7 @@ def test_a_checkpoints_own_path_is_the_same_on_each_machine(machines: CommandMac
     assert paths[0] == paths[1] and paths[0].is_absolute()
 
 
-def test_cut_stopped_and_finished(machines: CommandMachines) -> None:
+def test_a_command_is_killed_stopped_and_finished(machines: CommandMachines) -> None:
     """SIGKILL of the whole machine, then SIGTERM to its system, then to the end."""
     machines.boot_command("6", "0", gate=2)
     wait_until(lambda: 2 in machines.committed(), "a commit")
@@ -188,7 +188,7 @@ def test_a_commands_failure_ends_the_run_with_its_own_exit_code(machines: Comman
     assert end.stderr[-1] == "2"
 
 
-def test_a_program_that_the_machine_lacks_is_bad_usage(machines: CommandMachines) -> None:
+def test_a_missing_program_is_bad_usage(machines: CommandMachines) -> None:
     machine = machines.boot(
         **{"outlast-trainer": "command", "outlast-command": '["trian.py"]'},
         **{"outlast-checkpoint-every": "auto"},
@@ -199,7 +199,7 @@ def test_a_program_that_the_machine_lacks_is_bad_usage(machines: CommandMachines
     assert "command 'trian.py': no such program on the PATH or in " in end.message
 
 
-def test_the_supervisors_interpreter_is_none_of_the_commands(machines: CommandMachines) -> None:
+def test_a_command_does_not_use_the_supervisors_interpreter(machines: CommandMachines) -> None:
     line = json.dumps("command -v python >$RESULT_DIR/count; env >$RESULT_DIR/python")
     machine = machines.boot(
         **{"outlast-trainer": "command", "outlast-command": line},
@@ -213,7 +213,7 @@ def test_the_supervisors_interpreter_is_none_of_the_commands(machines: CommandMa
     assert str(sys.executable) not in result["python"].decode()
 
 
-def test_the_users_environment_is_a_trainers_interpreter(
+def test_a_trainer_uses_the_users_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUTLAST_ROOT", "/vm")
@@ -247,7 +247,7 @@ def test_a_crash_before_a_pipe_fails_the_run(machines: CommandMachines) -> None:
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_exit_0_that_left_nothing_fails_the_run_unless_that_is_allowed(
+def test_exit_0_without_output_fails_the_run_unless_allowed(
     machines: CommandMachines, allowed: bool
 ) -> None:
     line = "mkdir -p logs; (exit 1) || echo died > logs/train.log"
@@ -293,7 +293,7 @@ done
 """
 
 
-def test_a_checkpoint_folder_of_the_scripts_own_is_restored(machines: CommandMachines) -> None:
+def test_a_scripts_own_checkpoint_folder_is_restored(machines: CommandMachines) -> None:
     """`outlast:checkpointDir`, globs and {latest:…}: cut, then to the end."""
     options = {"checkpoint-dir": "out", "checkpoint": ["*.pt"], "log": ["*.txt"]}
     line = f"set -- --resume {{latest:.pt}}; {OUT}"
@@ -310,7 +310,7 @@ def test_a_checkpoint_folder_of_the_scripts_own_is_restored(machines: CommandMac
     assert machines.result()["checkpoint/n.txt"] == b"step 1\nstep 2\nstep 3\n"
 
 
-def test_logs_alone_are_no_checkpoint_on_a_machine(machines: CommandMachines) -> None:
+def test_logs_alone_do_not_make_a_checkpoint_on_a_vm(machines: CommandMachines) -> None:
     """LLaMA-Factory's check: the second life finds an empty folder."""
     line = '[ -z "$(ls -A $CHECKPOINT_DIR)" ] || { echo not empty >&2; exit 1; }; '
     line += "mkdir $CHECKPOINT_DIR/runs; echo x > $CHECKPOINT_DIR/runs/events.out.tfevents.1; "

@@ -46,12 +46,12 @@ def asked(count: int, limit_sec: float = 0.0, **more) -> str:
     return wait_for_gpus(count, limit_sec=limit_sec, **more)
 
 
-def test_gpus_that_answer_are_no_matter(smi):
+def test_gpus_that_answer_cause_no_wait(smi):
     smi(WORKS)
     assert asked(2) == "" and asked(1) == ""
 
 
-def test_what_is_wrong_is_said(smi):
+def test_a_driver_problem_is_reported(smi):
     assert "not installed (no nvidia-smi), after 0 s; use an image with the GPU's driver" in asked(
         1
     )
@@ -89,7 +89,7 @@ def test_a_vm_whose_gpus_do_not_answer_trains_nothing(world: World, smi):
     assert world.head.state is State.DONE
 
 
-def test_ten_of_them_in_a_row_end_the_run(world: World, smi):
+def test_ten_driver_failures_in_a_row_end_the_run(world: World, smi):
     smi(FAILS)
     spec = spec_with(driver_install=0.0, gpus=1)
     for _ in range(MAX_NO_PROGRESS):

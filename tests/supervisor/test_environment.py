@@ -242,7 +242,7 @@ def test_a_private_commit_is_read_with_the_secret_of_the_code_on_the_same_host_o
     )
 
 
-def test_a_commit_that_cannot_be_had_is_named_with_its_line(
+def test_an_unavailable_commit_is_named_with_its_line(
     builder: Builder, asked: Path, tmp_path: Path
 ):
     head = commit(tmp_path / "hosted" / "clip", project_of("clip"))
@@ -268,19 +268,21 @@ def test_a_project_that_was_never_meant_to_be_built_trains_with_its_dependencies
     assert printed(builder.ensure(asked), "import apple, pear; print(apple.VERSION)") == "2"
 
 
-def test_a_package_that_there_is_not_is_named_with_its_line(builder: Builder, asked: Path):
+def test_a_missing_package_is_named_with_its_line(builder: Builder, asked: Path):
     write(asked, {"needs.txt": "apple\n-r base.txt\n", "base.txt": "no-such-thing>=1\n"})
     with pytest.raises(EnvironmentRefused, match=r"requirements: base\.txt line 1 no-such-thing; "):
         builder.ensure(asked / "needs.txt")
 
 
-def test_nothing_for_this_machine_is_a_sentence(builder: Builder, asked: Path):
+def test_requirements_without_a_package_for_this_machine_give_one_sentence(
+    builder: Builder, asked: Path
+):
     (asked / "needs.txt").write_text("apple ; sys_platform == 'win32'\n")
     with pytest.raises(EnvironmentRefused, match="no package is for this machine"):
         builder.ensure(asked / "needs.txt")
 
 
-def test_what_pip_writes_on_the_way_is_beside_the_environment(
+def test_pips_temporary_files_are_beside_the_environment(
     builder: Builder, asked: Path, tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ):
     """The system's own folder for it may be a small part of the memory."""
@@ -380,7 +382,7 @@ def with_token(builder: Builder, forbidden_sec: float = 0.0) -> Builder:
     )
 
 
-def test_an_index_of_googles_is_read_with_the_vms_own_token(
+def test_a_google_index_is_read_with_the_vms_own_token(
     builder: Builder, index: Index, tmp_path: Path, refusals: list[int], said: list[str]
 ):
     folder = write(tmp_path / "asked", {"needs.txt": f"-i {index.url}\nsecretlib\n"})
@@ -418,9 +420,7 @@ def test_another_private_index_is_named_with_its_answer(
     assert set(index.passwords) == {""}
 
 
-def test_an_index_that_is_away_is_left_to_another_time(
-    builder: Builder, index: Index, tmp_path: Path
-):
+def test_an_unreachable_index_is_tried_again_later(builder: Builder, index: Index, tmp_path: Path):
     folder = write(tmp_path / "asked", {"needs.txt": f"-i {index.url}\nsecretlib\n"})
     index.is_away = True
     with pytest.raises(EnvironmentUnreachable, match="give the VM access to the package index"):
@@ -483,7 +483,7 @@ def test_the_token_of_the_vm_reaches_no_build_of_the_trainers_own_user(
         own.ensure(asked)
 
 
-def test_what_a_build_leaves_is_taken_over_as_plain_files_only(tmp_path: Path):
+def test_only_plain_files_of_a_build_are_taken_over(tmp_path: Path):
     made, into = tmp_path / "made", tmp_path / "into"
     for folder in (made, into):
         folder.mkdir()

@@ -152,7 +152,9 @@ Fault = tuple[str, dict[str, Any], dict[str, Any]]
     ],
     ids=["slow down", "cut", "lost", "stalled", "forgotten", "doubtful"],
 )
-def test_a_commit_gets_through(bucket: Bucket, tmp_path: Path, faults: list[Fault]) -> None:
+def test_a_commit_succeeds_despite_faults(
+    bucket: Bucket, tmp_path: Path, faults: list[Fault]
+) -> None:
     bucket.store._timeout = (5.0, 1.0)  # of a chunk, and of its answer
     committer = bucket.attempt()
     committer.commit(snapshot(tmp_path, "one"), step=1)
@@ -168,7 +170,7 @@ def test_a_commit_gets_through(bucket: Bucket, tmp_path: Path, faults: list[Faul
     assert (restored.path / "same").read_bytes() == b"same"
 
 
-def test_what_hangs_is_given_up_after_the_time_that_is_set(bucket: Bucket) -> None:
+def test_a_hanging_request_is_given_up_at_its_time_limit(bucket: Bucket) -> None:
     bucket.fault("before", {"stall": True}, method="POST", object="/HEAD$")
     with closing(GcsStore("runs", stall_sec=0.2)) as hurried:
         began = time.monotonic()
@@ -177,7 +179,7 @@ def test_what_hangs_is_given_up_after_the_time_that_is_set(bucket: Bucket) -> No
     assert 0.4 <= time.monotonic() - began < 10
 
 
-def test_a_restore_gets_through(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_restore_succeeds_despite_faults(bucket: Bucket, tmp_path: Path) -> None:
     bucket.store._timeout = (5.0, 1.0)
     committer = bucket.attempt()
     committer.commit(snapshot(tmp_path, "one"), step=1)
@@ -203,7 +205,7 @@ def test_a_restore_gets_through(bucket: Bucket, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_lasts_is_an_error_with_its_reason_and_no_checkpoint(
+def test_a_lasting_fault_is_an_error_with_its_reason_and_no_checkpoint(
     bucket: Bucket, tmp_path: Path, do: dict[str, Any], kind: type[Exception]
 ) -> None:
     committer = bucket.attempt()
@@ -233,7 +235,7 @@ def test_a_deleted_bucket_does_not_start_from_scratch(bucket: Bucket) -> None:
         (1e6, RETRY_AFTER_MAX_SEC, RETRY_AFTER_MAX_SEC),
     ],
 )
-def test_the_pause_is_the_one_asked_for_up_to_a_cap(
+def test_the_requested_pause_is_used_up_to_a_cap(
     asked: float | None, least: float, most: float
 ) -> None:
     error = Throttled("slow")
@@ -249,7 +251,9 @@ def test_a_server_that_asks_for_a_pause_gets_it(bucket: Bucket, clock: FakeClock
     assert clock.elapsed == 40
 
 
-def test_the_clients_own_retries_obey_too(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clients_own_retries_also_pause_as_asked(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of reads, and of the chunks of large objects."""
     slept: list[float] = []
     monkeypatch.setattr(gcs, "time", Sleepless(slept.append))

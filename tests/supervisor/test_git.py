@@ -51,7 +51,7 @@ def test_an_older_commit_is_fetched_alone_with_its_modes(repository: Path, tmp_p
     assert sorted(p.name for p in tmp_path.iterdir()) == ["first", "hosted", "second", "third"]
 
 
-def test_a_private_repository_wants_its_token(repository: Path, tmp_path: Path):
+def test_a_private_repository_requires_its_token(repository: Path, tmp_path: Path):
     head = git(repository, "rev-parse", "HEAD")
     with serving(tmp_path / "hosted", TOKEN) as host:
         asked = Git(f"{host.url}/code", head, secret=SECRET)
@@ -68,7 +68,7 @@ def test_a_private_repository_wants_its_token(repository: Path, tmp_path: Path):
     assert (tmp_path / "files/train/main.py").is_file()
 
 
-def test_a_commit_or_repository_that_is_not_there_is_named(repository: Path, tmp_path: Path):
+def test_a_missing_commit_or_repository_is_named(repository: Path, tmp_path: Path):
     with serving(tmp_path / "hosted") as host:
         with pytest.raises(GitRefused, match="gitCommit 0123.*is not in"):
             fetch(Git(f"{host.url}/code", "0123456789" * 4), None, tmp_path / "files")
@@ -80,7 +80,7 @@ def test_a_commit_or_repository_that_is_not_there_is_named(repository: Path, tmp
     assert [p.name for p in tmp_path.iterdir()] == ["hosted"]
 
 
-def test_it_is_asked_for_a_commit_without_fetching_it(repository: Path, tmp_path: Path):
+def test_a_host_is_asked_for_a_commit_without_fetching_it(repository: Path, tmp_path: Path):
     ask = functools.partial(git_host.ask, answer_sec=30)
     old = git(repository, "rev-parse", "HEAD")
     head = commit(repository, {"train/main.py": "print(2)\n", "large": "x" * 2**20})
@@ -121,7 +121,7 @@ def submodules(folder: Path, modules: dict[str, tuple[str, str]]) -> str:
     return git(folder, "rev-parse", "HEAD")
 
 
-def test_submodules_come_along_each_at_its_commit(repository: Path, tmp_path: Path):
+def test_each_submodule_is_fetched_at_its_commit(repository: Path, tmp_path: Path):
     deep = commit(tmp_path / "hosted/deep", {"deep.py": "3\n"})
     lib = tmp_path / "hosted/lib"
     old = commit(lib, {"lib.py": "1\n"})
@@ -137,7 +137,7 @@ def test_submodules_come_along_each_at_its_commit(repository: Path, tmp_path: Pa
     assert not any(TOKEN.encode() in p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
 
 
-def test_a_submodule_that_cannot_be_had_is_named(repository: Path, tmp_path: Path):
+def test_an_unavailable_submodule_is_named(repository: Path, tmp_path: Path):
     lib = commit(tmp_path / "others/lib", {"lib.py": "1\n"})
 
     def refused(address: str, sha: str = lib) -> str:
@@ -192,7 +192,7 @@ def test_the_secret_goes_to_no_other_host_or_port(address: str, url: str, secret
     assert (found.url, bool(found.secret)) == (url, secret)
 
 
-def test_what_git_lfs_keeps_is_named_where_it_would_be_read(repository: Path, tmp_path: Path):
+def test_a_git_lfs_file_is_named_where_it_would_be_read(repository: Path, tmp_path: Path):
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
     head = commit(repository, {"data/a.bin": pointer, "data/b.bin": pointer})
     with serving(tmp_path / "hosted") as host:
@@ -202,7 +202,7 @@ def test_what_git_lfs_keeps_is_named_where_it_would_be_read(repository: Path, tm
     assert (tmp_path / "files/train/main.py").is_file()
 
 
-def test_a_host_that_gives_out_no_unnamed_commit_is_asked_for_all(
+def test_all_refs_are_fetched_from_a_host_that_refuses_unnamed_commits(
     repository: Path, tmp_path: Path, notes: Path
 ):
     """Hosts of protocol 0 may refuse what is not a branch's newest."""
@@ -290,7 +290,7 @@ def test_ssh_gets_the_deploy_key_and_the_known_host_and_nothing_else(
         ("something else", GitUnreachable, "something else"),
     ],
 )
-def test_what_ssh_says_is_the_users_or_the_networks(
+def test_ssh_errors_are_the_users_or_the_networks(
     repository: Path, tmp_path: Path, notes: Path, said: str, kind: type[Exception], expected: str
 ):
     (notes / "says").write_text(f"{said}\n")

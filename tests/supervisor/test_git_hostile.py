@@ -110,7 +110,7 @@ def test_no_name_in_a_tree_leads_out_of_the_folder(hostile: Hostile, name: str) 
     hostile.check()
 
 
-def test_modes_of_a_tree_make_no_device_and_no_program_of_roots(hostile: Hostile) -> None:
+def test_modes_of_a_tree_make_no_device_and_no_setuid_program(hostile: Hostile) -> None:
     tree = hostile.tree(
         (b"dev", 0o060000, hostile.blob(b"")), (b"suid", 0o104755, hostile.blob(b"x"))
     )
@@ -137,7 +137,7 @@ def test_a_submodules_path_leads_nowhere_else(hostile: Hostile, path: bytes) -> 
 
 
 @pytest.mark.parametrize("path", [b"../x", b"/x", b"a//b", b"a/.GIT/x", b"\xff", b"keep", b"l/x"])
-def test_a_submodules_path_is_checked_here_too(tmp_path: Path, path: bytes) -> None:
+def test_a_submodules_path_is_also_checked_by_outlast(tmp_path: Path, path: bytes) -> None:
     (tmp_path / "keep").write_text("x")
     (tmp_path / "l").symlink_to("/tmp")
     with pytest.raises(GitRefused, match="submodule"):
@@ -145,7 +145,7 @@ def test_a_submodules_path_is_checked_here_too(tmp_path: Path, path: bytes) -> N
     assert fetching._place_of_submodule(b"a/b", tmp_path) == "a/b"
 
 
-def test_a_submodule_is_not_put_through_a_link(hostile: Hostile) -> None:
+def test_a_submodule_is_not_written_through_a_link(hostile: Hostile) -> None:
     link = hostile.blob(os.fsencode(hostile.outside))
     inner = hostile.tree((b"made", MODULE, SUB))
     tree = hostile.tree(
@@ -230,7 +230,7 @@ class _Host(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_redirect_to_another_host_takes_no_token_along(tmp_path: Path) -> None:
+def test_a_redirect_to_another_host_gets_no_token(tmp_path: Path) -> None:
     hosts: list[Any] = [ThreadingHTTPServer(("127.0.0.1", 0), _Host) for _ in range(2)]
     good, evil = hosts
     good.seen, evil.seen = [], []

@@ -71,33 +71,33 @@ def test_no_such_group_means_left(cloud: FakeCloud, group: Group) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
-def test_trouble_means_not_known(cloud: FakeCloud, group: Group, status: int) -> None:
+def test_an_error_means_unknown_membership(cloud: FakeCloud, group: Group, status: int) -> None:
     cloud.answers["listManagedInstances"] = [status]
     assert isinstance(group.membership(), Unknown)
     assert isinstance(group.leave(), Unknown)
     assert "deleteInstances" not in cloud.calls
 
 
-def test_no_whole_answer_means_not_known(cloud: FakeCloud, group: Group) -> None:
+def test_an_incomplete_answer_means_unknown_membership(cloud: FakeCloud, group: Group) -> None:
     cloud.answers["listManagedInstances"] = [CUT]
     assert isinstance(group.membership(), Unknown)
     cloud.close()
     assert isinstance(group.membership(), Unknown)
 
 
-def test_leaving_deletes_oneself_from_the_group(cloud: FakeCloud, group: Group) -> None:
+def test_leaving_deletes_the_vm_from_its_group(cloud: FakeCloud, group: Group) -> None:
     assert isinstance(group.leave(), Left)
     assert cloud.groups["group"] == []
     assert cloud.calls == ["listManagedInstances", "deleteInstances"]
 
 
-def test_a_refusal_tries_to_resize(cloud: FakeCloud, group: Group) -> None:
+def test_a_refused_deletion_is_followed_by_a_resize(cloud: FakeCloud, group: Group) -> None:
     cloud.answers["deleteInstances"] = [403]
     assert isinstance(group.leave(), Left)
     assert cloud.calls[-1] == "resize" and cloud.groups["group"] == []
 
 
-def test_a_refusal_because_a_successor_is_there_resizes_nothing(
+def test_a_refusal_because_of_a_successor_resizes_nothing(
     cloud: FakeCloud, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     successor = [{"id": "18", "name": "group-0001"}]
@@ -115,13 +115,13 @@ def test_a_refusal_because_a_successor_is_there_resizes_nothing(
     assert cloud.groups["group"] == successor
 
 
-def test_a_deletion_of_unknown_fate_is_looked_at_again(cloud: FakeCloud, group: Group) -> None:
+def test_a_deletion_with_an_unknown_result_resizes_nothing(cloud: FakeCloud, group: Group) -> None:
     cloud.answers["deleteInstances"] = [503]
     assert isinstance(group.leave(), Unknown)
     assert "resize" not in cloud.calls
 
 
-def test_one_stays_until_it_may_go(cloud: FakeCloud, group: Group) -> None:
+def test_a_vm_stays_until_it_may_leave(cloud: FakeCloud, group: Group) -> None:
     cloud.answers = {"deleteInstances": [403, 403, 0], "resize": [403]}
     said = log_lines()
     waits: list[float] = []
@@ -131,7 +131,7 @@ def test_one_stays_until_it_may_go(cloud: FakeCloud, group: Group) -> None:
     assert len(waits) == 2 and waits[1] > waits[0]
 
 
-def test_refused_both_ways(cloud: FakeCloud, group: Group) -> None:
+def test_a_vm_that_may_neither_delete_nor_resize_is_refused(cloud: FakeCloud, group: Group) -> None:
     cloud.answers = {"deleteInstances": [403], "resize": [403]}
     answer = group.leave()
     assert isinstance(answer, Refused) and "403" in answer.why
@@ -152,7 +152,7 @@ def test_permission_may_still_be_spreading(cloud: FakeCloud, group: Group) -> No
     )
 
 
-def test_permission_that_never_comes(cloud: FakeCloud, group: Group) -> None:
+def test_a_permission_that_never_spreads_is_an_error(cloud: FakeCloud, group: Group) -> None:
     cloud.permissions = cloud.permissions[:1]
     clock = FakeClock()
     assert not wait_for_permission(group, Patience(clock).permitting(600))

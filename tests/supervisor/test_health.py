@@ -47,7 +47,7 @@ def at(path: Path, stamp: int) -> None:
     os.utime(path, ns=(stamp, stamp))
 
 
-def test_age_counts_from_the_last_change_whatever_the_wall_clock_says(sign: Path, clock: Clock):
+def test_age_counts_from_the_last_change_despite_the_wall_clock(sign: Path, clock: Clock):
     at(sign, 5_000_000_000)
     ages = Ages(sign)
     clock.now += 30
@@ -58,7 +58,7 @@ def test_age_counts_from_the_last_change_whatever_the_wall_clock_says(sign: Path
     assert ages.age_sec() == 7
 
 
-def test_a_file_that_is_gone_ages(sign: Path, clock: Clock):
+def test_a_missing_file_ages(sign: Path, clock: Clock):
     ages = Ages(sign)
     sign.unlink()
     ages.age_sec()
@@ -103,7 +103,7 @@ def ask(port: int) -> tuple[int, str]:
         connection.close()
 
 
-def test_it_answers_by_the_age_alone(server: ThreadingHTTPServer, sign: Path):
+def test_health_depends_only_on_the_age(server: ThreadingHTTPServer, sign: Path):
     port = server.server_address[1]
     assert ask(port)[0] == 200
     end = time.monotonic() + WAIT_SEC
@@ -115,7 +115,7 @@ def test_it_answers_by_the_age_alone(server: ThreadingHTTPServer, sign: Path):
     assert ask(port)[0] == 200
 
 
-def test_it_runs_by_itself_on_any_interpreter(tmp_path: Path, sign: Path):
+def test_the_health_server_runs_alone_on_any_interpreter(tmp_path: Path, sign: Path):
     """As startup/boot.sh starts it: isolated, from the bundle's file, without the bundle."""
     alone = tmp_path / "health.py"
     alone.write_bytes(Path(health.__file__).read_bytes())

@@ -99,7 +99,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 LOCKED = f"harmless==1.0 --hash=sha256:{SHA}\n"
 
 
-def test_of_a_locked_file_a_wheel_of_another_hash_is_never_installed(world: World) -> None:
+def test_a_wheel_with_another_hash_than_the_lock_is_never_installed(world: World) -> None:
     need = world.asked(LOCKED)
     world.put(need, {WHEEL: EVIL})
     world.machine(need)
@@ -107,7 +107,7 @@ def test_of_a_locked_file_a_wheel_of_another_hash_is_never_installed(world: Worl
     assert any("holds wheels whose hashes are not in the requirements" in one for one in world.said)
 
 
-def test_of_a_locked_file_the_right_wheel_comes_from_the_bucket(world: World) -> None:
+def test_the_locked_wheel_is_installed_from_the_bucket(world: World) -> None:
     need = world.asked(LOCKED)
     world.put(need, {WHEEL: GOOD})
     world.index = None
@@ -115,7 +115,7 @@ def test_of_a_locked_file_the_right_wheel_comes_from_the_bucket(world: World) ->
     assert world.last == SHA
 
 
-def test_of_a_locked_file_another_wheel_beside_the_right_one_is_refused(world: World) -> None:
+def test_another_wheel_beside_the_locked_one_is_refused(world: World) -> None:
     need = world.asked(LOCKED)
     world.put(need, {WHEEL: GOOD, "more-1.0-py3-none-any.whl": EVIL})
     world.index = None
@@ -124,7 +124,7 @@ def test_of_a_locked_file_another_wheel_beside_the_right_one_is_refused(world: W
     assert world.installed == []
 
 
-def test_other_wheels_are_recorded_once_and_others_are_refused_by_name(world: World) -> None:
+def test_unlocked_wheels_are_recorded_once_and_changed_ones_refused_by_name(world: World) -> None:
     need = world.asked("harmless\n")
     world.machine(need)
     good = hashlib.sha256(GOOD).hexdigest()
@@ -140,7 +140,7 @@ def test_other_wheels_are_recorded_once_and_others_are_refused_by_name(world: Wo
     assert len(world.installed) == 2
 
 
-def test_an_index_that_has_others_by_now_is_refused_by_name(world: World) -> None:
+def test_an_index_with_changed_wheels_is_refused_by_name(world: World) -> None:
     need = world.asked("harmless\n")
     world.machine(need)
     for found in list(world.store.list("e/")):
@@ -169,7 +169,7 @@ def test_wheels_on_the_disk_are_checked_in_the_same_way(world: World, tmp_path: 
     "name",
     ["../x.whl", "/tmp/outlast-hostile.whl", "..\\x.whl", "a/b.whl", "x.py", "-r.whl", "x\n.whl"],
 )
-def test_a_kept_zip_holds_wheels_by_plain_names_only(
+def test_a_kept_zip_holds_only_wheels_with_plain_names(
     world: World, tmp_path: Path, name: str
 ) -> None:
     need = world.asked("harmless\n")
@@ -182,9 +182,7 @@ def test_a_kept_zip_holds_wheels_by_plain_names_only(
 
 
 @pytest.mark.parametrize("how", ["deflated", "overlapping"])
-def test_a_kept_zip_that_is_larger_unpacked_than_it_is_is_refused(
-    world: World, tmp_path: Path, how: str
-) -> None:
+def test_a_kept_zip_that_expands_is_refused(world: World, tmp_path: Path, how: str) -> None:
     need = world.asked("harmless\n")
     (layer,) = layers(need)
     packed = io.BytesIO()

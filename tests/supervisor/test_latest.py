@@ -37,7 +37,7 @@ def test_each_metric_keeps_its_last_value(path: Path) -> None:
     assert [row["step"] for row in found.rows] == [1, 2, 3]
 
 
-def test_half_a_row_is_read_once_it_is_whole(path: Path) -> None:
+def test_an_incomplete_row_is_read_once_it_is_complete(path: Path) -> None:
     found = Latest(path)
     write(path, {"step": 1, "loss": 0.9}, end='\n{"step": 2, "lo')
     found.read()
@@ -48,7 +48,7 @@ def test_half_a_row_is_read_once_it_is_whole(path: Path) -> None:
     assert found.metrics == {"loss": Last(2, 0.5)}
 
 
-def test_of_very_many_rows_only_the_end_is_read(
+def test_only_the_end_of_very_many_rows_is_read(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(latest, "READ_BYTES_MAX", 1000)

@@ -34,7 +34,7 @@ def kept() -> Kept:
     return Kept()
 
 
-def test_what_is_there_at_the_end_is_kept(tmp_path: Path, kept: Kept) -> None:
+def test_files_present_at_the_end_are_kept(tmp_path: Path, kept: Kept) -> None:
     own = Logs(tmp_path, kept.put)
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "events.1").write_bytes(b"abc")
@@ -42,7 +42,7 @@ def test_what_is_there_at_the_end_is_kept(tmp_path: Path, kept: Kept) -> None:
     assert kept.files == {"train/events.1": b"abc"} and not kept.said
 
 
-def test_only_what_changed_is_uploaded_again(
+def test_only_changed_files_are_uploaded_again(
     tmp_path: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "EVERY_SEC", 0.01)
@@ -56,7 +56,7 @@ def test_only_what_changed_is_uploaded_again(
     assert kept.files == {"a": b"1", "b": b"23"} and kept.puts.count("a") == 1
 
 
-def test_a_store_that_fails_is_said_once_and_tried_again(
+def test_a_failing_store_is_reported_once_and_tried_again(
     tmp_path: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "EVERY_SEC", 0.01)
@@ -70,7 +70,7 @@ def test_a_store_that_fails_is_said_once_and_tried_again(
     assert kept.said == ["LOG_DIR a: is not kept with the attempt: no answer"]
 
 
-def test_what_is_too_large_is_left_and_said(
+def test_a_file_that_is_too_large_is_skipped_and_reported(
     tmp_path: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "FILE_BYTES_MAX", 1 << 20)

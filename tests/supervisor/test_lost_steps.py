@@ -61,7 +61,7 @@ def leaves_with(world: World, *, in_flight: bool) -> Callable[[Life], int]:
     return script
 
 
-def test_a_step_that_no_time_was_left_for_is_named_with_the_times(world: World) -> None:
+def test_a_step_lost_for_lack_of_time_is_reported_with_the_times(world: World) -> None:
     """A commit was on its way, and there was no time for another one."""
     end = stopped(world, leaves_with(world, in_flight=True), notice=1.5 * COMMIT_SEC)
     assert (end.reason, end.step, end.committed) == (Reason.PREEMPTED, 4, 3)
@@ -69,13 +69,13 @@ def test_a_step_that_no_time_was_left_for_is_named_with_the_times(world: World) 
     assert "s were left, a commit was in progress, and the last commit took 0." in end.message
 
 
-def test_a_notice_that_is_shorter_than_a_commit_is_named_so(world: World) -> None:
+def test_a_notice_shorter_than_a_commit_is_reported(world: World) -> None:
     end = stopped(world, leaves_with(world, in_flight=False), notice=0.5 * COMMIT_SEC)
     assert (end.reason, end.step, end.committed) == (Reason.PREEMPTED, 4, 2)
     assert "step 4 is not committed, step 2 is: 0.4 s were left, and the last" in end.message
 
 
-def test_a_trainer_that_hands_nothing_over_is_named_as_the_cause(world: World) -> None:
+def test_a_trainer_that_hands_no_snapshot_over_is_reported_as_the_cause(world: World) -> None:
     def script(life: Life) -> int:
         life.advance(2)
         life.commit(weight=1000)
@@ -89,6 +89,6 @@ def test_a_trainer_that_hands_nothing_over_is_named_as_the_cause(world: World) -
     assert end.message.endswith("the trainer did not hand it over in its share of the time")
 
 
-def test_where_no_step_is_lost_nothing_is_said_of_steps(world: World) -> None:
+def test_without_a_lost_step_no_steps_are_reported(world: World) -> None:
     end = stopped(world, leaves_with(world, in_flight=True), notice=20 * COMMIT_SEC)
     assert (end.step, end.committed, end.message) == (4, 4, "the machine stops")

@@ -197,7 +197,7 @@ def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bundle: Path) -> I
             machines.close()
 
 
-def test_cut_interrupted_and_finished(machines: Machines) -> None:
+def test_a_run_is_killed_interrupted_and_finished(machines: Machines) -> None:
     """SIGKILL of everything, then SIGTERM in mid-commit, then to the end."""
     gate = {"outlast-arg-gate": str(machines.gate)}
     first = machines.boot(**gate)
@@ -237,7 +237,7 @@ def test_cut_interrupted_and_finished(machines: Machines) -> None:
     ],
     ids=["mid-upload", "mid-commit"],
 )
-def test_a_frozen_machine_wakes_up_fenced(machines: Machines, freeze: dict[str, str]) -> None:
+def test_a_frozen_vm_is_fenced_when_it_wakes(machines: Machines, freeze: dict[str, str]) -> None:
     """The frozen one is not in the group any more; what it does after SIGCONT changes nothing."""
     gate = {"outlast-arg-gate": str(machines.gate), "outlast-arg-gate-at": "15"}
     old = machines.boot(**gate, **freeze)
@@ -269,7 +269,7 @@ def test_a_killed_trainer_counts_as_out_of_memory_and_a_retry_resumes(machines: 
     assert machines.head.failures == 1
 
 
-def test_what_a_failed_trainer_wrote_is_kept(machines: Machines) -> None:
+def test_a_failed_trainers_output_is_kept(machines: Machines) -> None:
     vm = machines.boot(**{"outlast-arg-crash-at": "7"})
     assert vm.wait(60) == 0
     head = machines.head
@@ -281,7 +281,7 @@ def test_what_a_failed_trainer_wrote_is_kept(machines: Machines) -> None:
     assert b"RuntimeError: crashed as asked" in log
 
 
-def test_a_trainer_that_is_not_in_the_bundle(machines: Machines) -> None:
+def test_a_trainer_outside_the_bundle_is_refused(machines: Machines) -> None:
     vm = machines.boot(**{"outlast-trainer": "absent"})
     assert vm.wait(60) == 1
     end = read_record(machines.store, LAYOUT.boot_end("1", "boot-1"), BootEnd)
@@ -321,7 +321,7 @@ def test_a_crash_outside_an_attempt_leaves_its_reason(machines: Machines) -> Non
     )
 
 
-def test_a_spec_with_a_hole_is_said(machines: Machines) -> None:
+def test_an_incomplete_spec_is_reported(machines: Machines) -> None:
     vm = machines.boot(**{"outlast-owner": ""})
     assert vm.wait(60) == 64
     assert "outlast-owner: missing" in machines.serial(0)
@@ -335,7 +335,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_work_of_killed_supervisors_is_cleared_away(temporary: Path) -> None:
+def test_folders_of_killed_supervisors_are_removed(temporary: Path) -> None:
     """What a living one holds stays, and so does everything that is not a folder of a
     supervisor."""
     killed, held = on_computer._make_work()
@@ -358,7 +358,9 @@ def test_work_of_killed_supervisors_is_cleared_away(temporary: Path) -> None:
     assert not living.exists()
 
 
-def test_another_users_work_is_left_alone(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_folders_are_left_alone(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work, held = on_computer._make_work()
     os.close(held)
     monkeypatch.setattr(os, "getuid", lambda: os.stat(work).st_uid + 1)

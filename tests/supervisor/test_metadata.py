@@ -25,7 +25,7 @@ def test_values_and_absent_keys(cloud: FakeCloud) -> None:
         metadata.get("instance/nothing")
 
 
-def test_a_503_and_an_answer_that_was_cut_are_asked_again_and_a_403_is_not(
+def test_a_503_and_a_truncated_answer_are_retried_but_a_403_is_not(
     cloud: FakeCloud,
 ) -> None:
     cloud.answers["metadata"] = [503, CUT, 0]
@@ -54,7 +54,7 @@ def test_waiting_for_a_change(cloud: FakeCloud) -> None:
     assert metadata.wait_for_change("instance/preempted", last_etag=etag)[0] == "TRUE"
 
 
-def test_a_token_is_kept_until_it_is_forgotten_or_ends(cloud: FakeCloud) -> None:
+def test_a_token_is_kept_until_it_is_dropped_or_expires(cloud: FakeCloud) -> None:
     path = "instance/service-accounts/default/token"
     metadata = Metadata()
     assert metadata.token() == "token-1"
@@ -66,7 +66,9 @@ def test_a_token_is_kept_until_it_is_forgotten_or_ends(cloud: FakeCloud) -> None
     assert metadata.token() == "token-3"  # 30 s are too little to be kept
 
 
-def test_the_machine(cloud: FakeCloud, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_facts_of_the_machine_are_read(
+    cloud: FakeCloud, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OUTLAST_ROOT", str(tmp_path))
     boot_id = rooted("/proc/sys/kernel/random/boot_id")
     assert boot_id == tmp_path / "proc/sys/kernel/random/boot_id"

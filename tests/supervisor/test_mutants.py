@@ -81,7 +81,7 @@ def machine(
             except Broken as broken:
                 yield str(broken).partition("\n\n")[0]
 
-    name = test_protocol_machine.test_the_protocol_holds_with_trouble_at_each_moment.__name__
+    name = test_protocol_machine.test_the_protocol_holds_with_a_fault_at_each_operation.__name__
     where = "in pages" if paged else "in HEAD"
     return Row(guarantee, mutant, f"{name}[{trouble}-{where}]", check)
 
@@ -273,7 +273,7 @@ def fencing() -> None:
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row}: {row.test}")
-def test_a_planted_mutant_turns_the_test_of_its_guarantee_red(
+def test_the_test_of_a_guarantee_finds_its_mutant(
     row: Row, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     row.mutant(monkeypatch)

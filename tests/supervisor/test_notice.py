@@ -63,7 +63,7 @@ def test_without_a_notice_the_flag_gives_the_time_of_a_stop(cloud: FakeCloud) ->
     assert 20 < stopping.until - time.monotonic() <= 30
 
 
-def test_a_flag_that_was_up_at_boot_is_seen(cloud: FakeCloud, notices: Notices) -> None:
+def test_a_flag_that_was_set_at_boot_is_seen(cloud: FakeCloud, notices: Notices) -> None:
     cloud.set("instance/preempted", "TRUE")
     notices.start()
     assert heard(notices).get(timeout=60).reason is Reason.PREEMPTED
@@ -82,7 +82,7 @@ def test_a_signal_gives_less_time_and_the_flag_gives_its_reason(
     assert looked == Stopping(Reason.PREEMPTED, stopping.until)
 
 
-def test_a_later_listener_hears_what_was_said(cloud: FakeCloud, notices: Notices) -> None:
+def test_a_later_listener_hears_an_earlier_notice(cloud: FakeCloud, notices: Notices) -> None:
     cloud.set("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
     first = heard(notices)
     notices.start()
@@ -94,7 +94,9 @@ def test_a_later_listener_hears_what_was_said(cloud: FakeCloud, notices: Notices
     assert isinstance(second.get(timeout=1), Maintenance)
 
 
-def test_the_metadata_server_may_be_away_for_a_while(cloud: FakeCloud, notices: Notices) -> None:
+def test_the_notice_survives_an_outage_of_the_metadata_server(
+    cloud: FakeCloud, notices: Notices
+) -> None:
     cloud.answers["metadata"] = [503, 503, 0]
     inbox = heard(notices)
     notices.start()
@@ -102,7 +104,7 @@ def test_the_metadata_server_may_be_away_for_a_while(cloud: FakeCloud, notices: 
     assert inbox.get(timeout=60).reason is Reason.PREEMPTED
 
 
-def test_a_signal_ends_a_sleep_that_protects_nothing(notices: Notices) -> None:
+def test_a_signal_ends_an_unprotected_sleep(notices: Notices) -> None:
     notices.sleep(0.0)
     ended = threading.Event()
 
@@ -119,7 +121,7 @@ def test_a_signal_ends_a_sleep_that_protects_nothing(notices: Notices) -> None:
 
 
 @pytest.mark.parametrize(("says", "stopping"), [("stopping", True), ("running", False)])
-def test_a_stopping_system(
+def test_a_stopping_system_gives_the_notice(
     says: str,
     stopping: bool,
     notices: Notices,
@@ -134,6 +136,8 @@ def test_a_stopping_system(
     assert (notices.look() is not None) is stopping
 
 
-def test_without_systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_systemd_the_system_is_not_stopping(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not is_system_stopping()

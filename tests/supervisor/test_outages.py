@@ -74,7 +74,7 @@ def away(tmp_path: Path) -> Away:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_an_outage_of_ten_minutes_is_waited_for(away: Away, phase: str) -> None:
+def test_an_outage_of_ten_minutes_is_survived(away: Away, phase: str) -> None:
     act = away.phase(phase)
     away.until = away.clock.elapsed + 600.0
     act()

@@ -86,7 +86,7 @@ def check_done(world: World, folder: Path) -> None:
     assert [(row["part"], row["step"]) for row in rows] == made
 
 
-def test_a_run_of_parts_is_done_when_its_program_is(world: World, tmp_path: Path) -> None:
+def test_a_run_of_parts_is_done_when_its_program_ends(world: World, tmp_path: Path) -> None:
     vm = world.boot(program(), part="first")
     assert vm.run() == 0
     check_done(world, tmp_path)
@@ -164,7 +164,7 @@ def test_exit_code_0_before_a_part_is_done_is_a_failure(world: World) -> None:
     assert end.message == ("the program ended with exit code 0, and its part 'first' is not done")
 
 
-def test_a_part_that_is_left_out_later_is_missed(world: World) -> None:
+def test_a_part_that_is_left_out_later_is_missing(world: World) -> None:
     vm = world.boot(program(leave="second end"), part="first").start()
     vm.terminate()
     vm.ended()
@@ -179,9 +179,7 @@ def test_a_part_that_is_left_out_later_is_missed(world: World) -> None:
     assert "its part 'second' was done in an earlier start" in world.end_of(2).message
 
 
-def test_no_object_of_a_done_parts_state_or_result_is_read_that_is_not_wanted(
-    world: World, tmp_path: Path
-) -> None:
+def test_only_requested_objects_of_done_parts_are_read(world: World, tmp_path: Path) -> None:
     vm = world.boot(program(leave="second begin"), part="first").start()
     vm.terminate()
     vm.ended()
@@ -223,7 +221,7 @@ def test_no_object_of_a_done_parts_state_or_result_is_read_that_is_not_wanted(
         ("first", "two words", "part 'two words': must be letters"),
     ],
 )
-def test_other_parts_are_refused_by_name(world: World, begins: str, then: str, said: str) -> None:
+def test_unknown_parts_are_refused_by_name(world: World, begins: str, then: str, said: str) -> None:
     vm = world.boot(program(leave="second step"), part="first").start()
     vm.terminate()
     vm.ended()

@@ -76,7 +76,7 @@ SECONDS = st.floats(0, 1e4)
 
 
 @given(SECONDS, st.none() | SIZES, SIZES, st.floats(1.0, 1e11), SECONDS, SECONDS)
-def test_nothing_is_begun_that_cannot_finish(
+def test_only_commits_that_can_finish_are_begun(
     left_sec: float,
     in_flight: int | None,
     new_bytes: int,
@@ -134,7 +134,7 @@ def throttled(
 
 
 @pytest.mark.parametrize(("stop_sec", "wanted"), [(5.0, True), (0.2, False)])
-def test_a_snapshot_is_asked_for_only_where_it_can_be_committed(
+def test_a_snapshot_is_requested_only_if_it_can_be_committed(
     world: World, stop_sec: float, wanted: bool
 ) -> None:
     store, begun = throttled(world)
@@ -166,7 +166,7 @@ def test_a_snapshot_is_asked_for_only_where_it_can_be_committed(
     assert any(f"plan: {'new' if wanted else 'nothing'}" in line for line in vm.said)
 
 
-def test_the_commit_on_its_way_is_finished_and_no_other_begun(world: World) -> None:
+def test_the_commit_in_flight_is_finished_and_no_other_begun(world: World) -> None:
     """Two do not fit into what is left, one does."""
     proceed, offered = threading.Event(), threading.Event()
     store, begun = throttled(world, upload_sec=0.8, after=proceed)
@@ -194,7 +194,7 @@ def test_the_commit_on_its_way_is_finished_and_no_other_begun(world: World) -> N
     assert any("plan: finish," in line for line in vm.said)
 
 
-def test_what_became_too_late_is_not_begun(world: World) -> None:
+def test_a_commit_that_became_too_late_is_not_begun(world: World) -> None:
     """There was time for two when the notice came; the first one has not moved since."""
     proceed, offered = threading.Event(), threading.Event()
     store, begun = throttled(world, after=proceed)

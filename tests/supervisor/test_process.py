@@ -73,14 +73,14 @@ def test_the_last_hundred_lines_are_kept(tmp_path: Path) -> None:
     assert len(lines) == 100 and lines[-1] == "line 999"
 
 
-def test_an_endless_line_is_cut(tmp_path: Path) -> None:
+def test_an_endless_line_is_truncated(tmp_path: Path) -> None:
     program = "import sys\nfor n in range(20000): sys.stderr.write(f'\\rstep {n} of 20000')\n"
     with trainer(tmp_path, program) as (process, inbox):
         assert inbox.get(timeout=60) == Exited(0)
     assert process.last_lines() == ("step 19999 of 20000",)
 
 
-def test_killing_reaches_what_it_started(tmp_path: Path) -> None:
+def test_killing_a_trainer_ends_its_children(tmp_path: Path) -> None:
     """A child in a separate session, and one whose parent has gone."""
     pids = tmp_path / "pids"
     program = (
@@ -117,7 +117,7 @@ def test_an_orphan_does_not_outlive_its_trainer(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_stuck_trainer_says_where(tmp_path: Path) -> None:
+def test_a_stuck_trainer_prints_its_stacks(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     program = (
         "import time\n"

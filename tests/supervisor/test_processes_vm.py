@@ -83,7 +83,7 @@ def test_bad_usage_is_final(machines: Machines, do: str) -> None:
     assert any("flag --do: must be something else" in line for line in end.stderr)
 
 
-def test_what_a_rank_raised_is_the_message(machines: Machines) -> None:
+def test_the_message_names_the_rank_and_its_error(machines: Machines) -> None:
     train(machines, "fail")
     end = machines.end_of(1)
     assert (machines.head.state, end.reason, end.exit) == (State.FAILED, Reason.USER_FAILED, 1)

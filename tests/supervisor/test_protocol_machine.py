@@ -97,7 +97,7 @@ def fencing() -> None:
 
 
 @pytest.mark.timeout(400 + (DEEP_SECONDS if DEEP else 0))
-def test_the_protocol_holds_however_machines_and_operator_interleave() -> None:
+def test_the_protocol_holds_for_any_order_of_machines_and_operator() -> None:
     reached: set[str] = set()
     played = 0
 
@@ -135,14 +135,14 @@ def test_the_protocol_holds_however_machines_and_operator_interleave() -> None:
 )
 @pytest.mark.parametrize("paged", [False, True], ids=["in HEAD", "in pages"])
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_the_protocol_holds_with_trouble_at_each_moment(
+def test_the_protocol_holds_with_a_fault_at_each_operation(
     trouble: str, paged: bool, parts: bool
 ) -> None:
     for plan in at_each_moment(trouble, stride=1 if DEEP else 3 + 2 * paged + 4 * parts):
         assert play(plan, paged=paged, parts=parts).watch.head is not None
 
 
-def test_nothing_is_left_of_a_machine_that_was_cut() -> None:
+def test_a_killed_machine_leaves_no_files() -> None:
     for plan in at_each_moment("cut", stride=2):
         world = play(plan, paged=True)
         head = world.watch.head
@@ -157,7 +157,7 @@ def test_faults_that_the_search_found_stay_fixed(story: str) -> None:
     assert play(FOUND[story]).watch.head is not None
 
 
-def test_the_undisturbed_run_is_played_whole() -> None:
+def test_the_undisturbed_run_commits_and_ends() -> None:
     world = play([])
     story = "\n".join(world.trace)
     assert "vm1 exits 0" in story and "chain [t1s6,t1s8,t1s10]" in story

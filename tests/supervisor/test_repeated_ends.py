@@ -57,7 +57,7 @@ def one_commit(life: Life) -> int:
     ],
     ids=["store", "crash", "disk"],
 )
-def test_an_end_that_every_machine_meets_ends_the_run_at_the_tenth(
+def test_ten_equal_ends_in_a_row_end_the_run(
     world: World, error: Callable[[], Exception], message: str
 ) -> None:
     assert isinstance(world.store, MemoryStore)
@@ -102,7 +102,7 @@ def test_a_stop_during_a_crash_keeps_its_own_reason(world: World) -> None:
     assert (end.reason, end.repeats) == (Reason.INTERRUPTED, False)
 
 
-def test_a_crash_says_where_it_was(world: World) -> None:
+def test_a_crash_is_logged_with_its_traceback(world: World) -> None:
     assert isinstance(world.store, MemoryStore)
     store = world.store.view(failing(lambda: KeyError("no such thing")))
     vm = world.boot(one_commit, store=store)
@@ -112,7 +112,7 @@ def test_a_crash_says_where_it_was(world: World) -> None:
     assert "KeyError: 'no such thing'" in console
 
 
-def test_rows_of_odd_text_hold_up_neither_heartbeat_nor_stop(world: World) -> None:
+def test_rows_with_odd_text_delay_neither_heartbeat_nor_stop(world: World) -> None:
     def script(life: Life) -> int:
         with open(life.welcome.rows, "a") as rows:
             rows.write(json.dumps({"step": 1, "file": CAFE}) + "\n")
@@ -136,7 +136,7 @@ def test_rows_of_odd_text_hold_up_neither_heartbeat_nor_stop(world: World) -> No
     assert world.end_of(1).reason is Reason.STOPPED
 
 
-def test_an_error_of_odd_text_is_recorded(world: World) -> None:
+def test_an_error_with_odd_text_is_recorded(world: World) -> None:
     def script(life: Life) -> int:
         life.channel.send(Error(f"bad image {CAFE}", "trainer"))
         return 1

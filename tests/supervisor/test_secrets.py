@@ -123,13 +123,13 @@ def test_a_secret_that_cannot_be_read_is_named_with_its_variable(
 @pytest.mark.parametrize(
     ("value", "expected"), [(b"", "is empty"), (b"\n", "is empty"), (b"a\0b", "holds a null byte")]
 )
-def test_a_value_that_no_variable_can_hold_is_refused(manager, reader, value, expected):
+def test_a_value_that_does_not_fit_a_variable_is_refused(manager, reader, value, expected):
     manager.values = {NAME: value}
     with pytest.raises(SecretRefused, match=rf"secretEnv\.KEY {NAME}: {expected}"):
         TrainerSecrets(reader, {"KEY": NAME}).load()
 
 
-def test_a_short_secret_is_given_and_not_masked_which_is_said_once(manager, reader, said):
+def test_a_short_secret_is_not_masked_and_that_is_reported_once(manager, reader, said):
     manager.values = {NAME: b"abc"}
     found = TrainerSecrets(reader, {"PIN": NAME})
     found.load()
@@ -139,7 +139,7 @@ def test_a_short_secret_is_given_and_not_masked_which_is_said_once(manager, read
     assert len(said) == 1 and said[0].startswith("secretEnv.PIN: has fewer than 6 bytes")
 
 
-def test_a_new_version_counts_from_the_next_attempt_on_and_both_are_masked(manager, reader):
+def test_a_new_version_counts_from_the_next_attempt_and_both_are_masked(manager, reader):
     manager.values = {NAME: b"first-value"}
     found = TrainerSecrets(reader, {"KEY": NAME})
     found.load()
@@ -184,7 +184,7 @@ def test_a_secret_is_masked_as_it_looks_in_a_url_and_in_json():
         assert mask.text(f"a {shown} b") == "a *** b", shown
 
 
-def test_a_secret_is_masked_wherever_its_pieces_are_cut():
+def test_a_secret_is_masked_across_any_pieces():
     rng = random.Random(7)
     mask = masked(SECRET, b"w4ndb/K3y", b"abcdef", b"cdefgh-longer")
     for _ in range(500):
@@ -207,7 +207,7 @@ def test_a_stream_shows_text_at_once_unless_a_secret_may_begin_there():
     assert stream.feed(b"ary") == b"secretary"
 
 
-def test_half_a_secret_at_the_very_end_is_masked():
+def test_half_a_secret_at_the_end_is_masked():
     """A log file is uploaded while its trainer writes it, and a process dies in mid-write."""
     mask = masked(SECRET)
     assert mask.data(b"key " + SECRET[:-1]) == b"key ***"
@@ -216,7 +216,7 @@ def test_half_a_secret_at_the_very_end_is_masked():
     assert stream.feed(b"key " + SECRET[:20]) + stream.end() == b"key ***"
 
 
-def test_of_a_key_file_each_line_is_masked():
+def test_each_line_of_a_key_file_is_masked():
     key = b"-----BEGIN KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEFAASC\n-----END KEY-----\n"
     shown = masked(key).data(b"line MIIEvQIBADANBgkq and\n" + key)
     assert b"MIIE" not in shown and b"hkiG" not in shown
@@ -246,7 +246,7 @@ raise SystemExit("died with " + key)
 """
 
 
-def test_a_trainer_and_its_children_have_the_variable_and_no_reader_sees_it(tmp_path):
+def test_only_the_trainer_and_its_children_see_the_variable(tmp_path):
     log = TrainerLog(tmp_path / "log")
     environment = {**trainer_environment(tmp_path / "s", tmp_path), "KEY": SECRET.decode()}
     process = TrainerProcess(
@@ -269,7 +269,7 @@ def test_a_trainer_and_its_children_have_the_variable_and_no_reader_sees_it(tmp_
     assert "KEY" not in os.environ
 
 
-def test_what_a_trainer_says_of_an_error_is_masked_where_it_comes_in(tmp_path):
+def test_a_trainers_error_is_masked_when_it_arrives(tmp_path):
     listener = Listener(tmp_path / "s", mask=masked(SECRET))
     heard: list[object] = []
     listener.listen(heard.append)
@@ -295,7 +295,7 @@ def test_what_a_trainer_says_of_an_error_is_masked_where_it_comes_in(tmp_path):
 # -- the webhook's address
 
 
-def test_a_webhook_of_a_secret_is_sent_to_and_never_shown(manager, reader, said, monkeypatch):
+def test_a_secret_webhook_is_called_but_never_shown(manager, reader, said, monkeypatch):
     address = "https://hooks.invalid/services/T000/BSECRETPART"
     manager.values = {NAME: address.encode() + b"\n"}
     asked: list[str] = []
@@ -320,7 +320,7 @@ def test_a_webhook_of_a_secret_is_sent_to_and_never_shown(manager, reader, said,
     ("value", "expected"),
     [(None, "does not exist"), (b"http://plain.invalid/x", "does not hold an https address")],
 )
-def test_a_webhook_that_cannot_be_had_ends_no_training(manager, reader, said, value, expected):
+def test_an_unavailable_webhook_ends_no_training(manager, reader, said, value, expected):
     if value is not None:
         manager.values = {NAME: value}
     hook = Webhook.of_secret(NAME, reader, Mask())

@@ -55,7 +55,9 @@ def finish(life: Life) -> int:
     return life.complete()
 
 
-def test_steps_and_commits_are_signs_and_a_hung_trainer_is_none(world: World) -> None:
+def test_steps_and_commits_are_signs_of_progress_but_a_hung_trainer_gives_none(
+    world: World,
+) -> None:
     def hang(life: Life) -> int:
         life.advance(2)
         life.commit()
@@ -83,7 +85,7 @@ def test_a_restore_is_a_sign_for_each_object(store: MemoryStore, tmp_path: Path)
     assert isinstance(restored, Restored) and len(signs) == 3
 
 
-def test_who_sleeps_on_purpose_gives_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deliberate_sleep_gives_signs_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_module, "SLEEP_SIGN_SEC", 0.02)
     signs: list[int] = []
     clock = MachineClock(Notices(Timeouts()), lambda: signs.append(1))

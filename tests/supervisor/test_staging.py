@@ -148,14 +148,14 @@ def test_each_path_has_its_own_fingerprint(world: World) -> None:
     assert world.head.end is not None and world.head.end.reason is Reason.DATA_CHANGED
 
 
-def test_data_that_is_not_there_is_the_users_end(world: World) -> None:
+def test_missing_data_ends_the_run_as_the_users_error(world: World) -> None:
     asking = Asking(finish, "gs://data/none")
     assert asking.boot(world).run() == 0
     assert world.head.end is not None and world.head.end.reason is Reason.USAGE
     assert "no such object" in world.end_of(1).message and world.head.data is None
 
 
-def test_data_that_a_trainer_does_without_is_not_why_it_fails_later(world: World) -> None:
+def test_missing_optional_data_is_not_blamed_for_a_later_failure(world: World) -> None:
     def went_on(life: Life) -> int:
         life.advance(2)
         life.commit()
@@ -173,7 +173,7 @@ def test_data_that_a_trainer_does_without_is_not_why_it_fails_later(world: World
     assert (end.reason, end.exit) == (Reason.USER_FAILED, 3) and "no such" not in end.message
 
 
-def test_a_store_of_data_that_does_not_answer_is_a_machines_end(world: World) -> None:
+def test_a_data_store_that_does_not_answer_ends_only_the_attempt(world: World) -> None:
     def around(operation: Operation, perform: Any) -> Any:
         raise Unavailable("gone")
 
@@ -183,7 +183,7 @@ def test_a_store_of_data_that_does_not_answer_is_a_machines_end(world: World) ->
     assert world.end_of(1).reason is Reason.HOST_ERROR and world.head.state is State.OPEN
 
 
-def test_a_long_download_is_staging_and_no_stall(
+def test_a_long_download_does_not_count_as_a_stall(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_module, "SIGN_SEC", 0.05)
@@ -211,7 +211,7 @@ def test_a_long_download_is_staging_and_no_stall(
     assert world.end_of(1).staged_sec >= 2 * stall
 
 
-def test_all_ranks_at_once_are_one_fetch_and_one_path(world: World) -> None:
+def test_all_ranks_share_one_fetch_and_one_path(world: World) -> None:
     """Each on a separate connection; a word of one that waits is not a word of the training."""
     reads, ranks = [], 4
     together = threading.Barrier(ranks)
@@ -293,7 +293,7 @@ def test_a_run_begins_with_another_runs_state(world: World, pin: Pin) -> None:
     assert seen[1] == (False, 2, {"step": 2}) and world.head.state is State.DONE
 
 
-def test_an_attempt_cut_before_its_first_commit_begins_with_it_again(
+def test_an_attempt_killed_before_its_first_commit_begins_with_the_same_state(
     world: World, pin: Pin
 ) -> None:
     spec = spec_with(init=str(pin))
@@ -318,7 +318,7 @@ def test_an_attempt_cut_before_its_first_commit_begins_with_it_again(
         ),
     ],
 )
-def test_a_checkpoint_that_cannot_be_begun_with_ends_the_run(
+def test_an_unusable_initial_checkpoint_ends_the_run(
     world: World, pin: Pin, spoil: Callable[[Pin], Pin], says: str
 ) -> None:
     vm = world.boot(spec=spec_with(init=str(spoil(pin))))
@@ -338,7 +338,7 @@ def test_a_checkpoint_of_another_version_of_outlast_ends_the_run(world: World, p
     assert "has format 2, this version of Outlast reads format 1" in world.end_of(1).message
 
 
-def test_a_damaged_object_of_it_is_found_before_it_is_read(world: World, pin: Pin) -> None:
+def test_a_damaged_initial_checkpoint_is_found_before_it_is_read(world: World, pin: Pin) -> None:
     path = f"{OTHER.root}{pin.folder}state.json"
     world.store.delete(path, generation=world.store.stat(path).generation)
     vm = world.boot(spec=spec_with(init=str(pin)))
@@ -353,7 +353,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_the_result_is_copied_where_it_is_absent(world: World, tmp_path: Path) -> None:
+def test_the_result_is_copied_if_the_target_is_empty(world: World, tmp_path: Path) -> None:
     out = tmp_path / "models" / "first"
     assert world.boot(finish, spec=spec_with(model_output_path=str(out))).run() == 0
     first = files_of(out)
@@ -364,7 +364,7 @@ def test_the_result_is_copied_where_it_is_absent(world: World, tmp_path: Path) -
     assert vm.run() == 0 and files_of(out) == first
 
 
-def test_what_is_there_is_left_alone(world: World, tmp_path: Path) -> None:
+def test_existing_files_are_left_alone(world: World, tmp_path: Path) -> None:
     (tmp_path / "metrics.json").write_text("mine")
     out = tmp_path / "out"
     out.mkdir()
@@ -390,7 +390,7 @@ def test_a_copy_into_a_bucket_is_created_once(
     assert list(world.data.list("models/")) == written
 
 
-def test_a_copy_that_fails_takes_nothing_from_the_run(
+def test_a_failed_copy_does_not_change_the_run(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def around(operation: Operation, perform: Any) -> Any:

@@ -44,7 +44,7 @@ def all_of(log: TrainerLog, size: int = 7) -> bytes:
     return found
 
 
-def test_what_is_read_in_time_is_read_whole(tmp_path: Path) -> None:
+def test_output_read_in_time_is_kept_whole(tmp_path: Path) -> None:
     log = TrainerLog(tmp_path / "logs/trainer.log", half_bytes=100)
     wrote = read = b""
     for number in range(200):
@@ -57,7 +57,7 @@ def test_what_is_read_in_time_is_read_whole(tmp_path: Path) -> None:
     assert size_on_disk(log) < 250
 
 
-def test_what_is_not_read_in_time_is_counted(tmp_path: Path) -> None:
+def test_output_not_read_in_time_is_counted(tmp_path: Path) -> None:
     log = TrainerLog(tmp_path / "trainer.log", half_bytes=100)
     for _ in range(100):
         log.write(b"0123456789")
@@ -110,7 +110,7 @@ class Bucket:
         return b"".join(self.pieces.values())
 
 
-def test_a_store_that_fails_for_a_while_loses_nothing(
+def test_a_store_that_fails_for_a_while_loses_no_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer_log, "LOOK_SEC", 0.01)
@@ -163,7 +163,7 @@ def test_much_output_stays_small_on_the_disk(tmp_path: Path) -> None:
     assert log.unread <= 3 << 20
 
 
-def test_a_log_that_is_faster_than_its_uploads_delays_no_stop(world: World, tmp_path: Path) -> None:
+def test_a_log_faster_than_its_uploads_delays_no_stop(world: World, tmp_path: Path) -> None:
     log = TrainerLog(tmp_path / "trainer.log", half_bytes=4 << 20)
     heartbeats: list[float] = []
     done = threading.Event()

@@ -115,7 +115,7 @@ PLANTS = [
 
 
 @pytest.mark.parametrize("how", PLANTS)
-def test_what_is_planted_is_neither_opened_nor_listed_as_a_file(
+def test_planted_links_and_devices_are_neither_opened_nor_listed(
     own: Path, outside: Path, how: str
 ) -> None:
     name = plant(own, outside, how).relative_to(own).as_posix()
@@ -128,9 +128,7 @@ def test_what_is_planted_is_neither_opened_nor_listed_as_a_file(
     assert all(problem for _, problem in entries(own, ME))
 
 
-def test_a_folder_that_is_a_link_or_another_users_is_not_looked_into(
-    own: Path, outside: Path
-) -> None:
+def test_a_linked_folder_and_another_users_folder_are_not_read(own: Path, outside: Path) -> None:
     link = own.with_name("link")
     link.symlink_to(own)
     for folder, owner in ((link, ME), (own, ME + 1), (own / "below/file", ME), (own / "no", ME)):
@@ -209,7 +207,7 @@ def test_planted_logs_are_not_kept(own: Path, outside: Path, how: str) -> None:
     assert len(said) == 1 and "is a link, or not the trainer's file" in said[0]
 
 
-def test_only_folders_of_the_trainers_own_are_taken(tmp_path: Path) -> None:
+def test_only_the_trainers_own_folders_are_taken(tmp_path: Path) -> None:
     scratch = tmp_path / "t000001"
     rooms = Rooms([scratch], [scratch], scratch, PlainFile(scratch, "rows", ME), tmp_path, None)
     assert rooms.place_of(f"{scratch}/s1") == scratch
@@ -218,7 +216,7 @@ def test_only_folders_of_the_trainers_own_are_taken(tmp_path: Path) -> None:
 
 
 @as_root
-def test_what_was_read_is_handed_over_and_links_out_of_it_are_not_followed(
+def test_fetched_files_are_handed_over_without_following_links(
     tmp_path: Path, outside: Path
 ) -> None:
     user = TrainerUser(tmp_path / "home")
@@ -250,7 +248,7 @@ def test_a_folder_that_is_not_the_trainers_is_emptied(tmp_path: Path, outside: P
 
 
 @as_root
-def test_the_supervisor_sees_what_the_user_may_see(tmp_path: Path, outside: Path) -> None:
+def test_the_supervisor_reads_only_what_the_user_may_read(tmp_path: Path, outside: Path) -> None:
     user = TrainerUser(tmp_path / "home")
     (outside / "secret").chmod(0o600)
     tmp_path.chmod(0o755)
@@ -407,7 +405,7 @@ def test_a_snapshot_and_a_result_with_links_in_them_are_refused(
     assert SECRET not in b"".join(world.store.get(found.path)[0] for found in world.store.list(""))
 
 
-def test_rows_in_the_place_of_which_a_link_stands_are_not_read(world: World, outside: Path) -> None:
+def test_rows_replaced_by_a_link_are_not_read(world: World, outside: Path) -> None:
     def script(life: Life) -> int:
         life.advance(1)
         rows = Path(life.welcome.rows)
@@ -423,7 +421,7 @@ def test_rows_in_the_place_of_which_a_link_stands_are_not_read(world: World, out
 
 
 @pytest.mark.parametrize("uid", [0, 1000])
-def test_a_supervisor_that_is_not_root_says_that_it_is_not_exercised(
+def test_without_root_the_check_is_reported_as_not_exercised(
     monkeypatch: pytest.MonkeyPatch, uid: int
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: uid)
@@ -537,7 +535,7 @@ def test_the_users_packets_to_the_metadata_server_are_refused_and_dns_is_not(
 
 
 @as_root
-def test_a_machine_that_cannot_cut_the_user_off_is_refused(
+def test_a_machine_that_cannot_isolate_the_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -60,7 +60,7 @@ def test_a_local_ssd_goes_before_the_disk_and_takes_the_data(
     assert all(place.is_dir() for place in found.scratch)
 
 
-def test_a_machine_without_memory_to_write_into_uses_its_disk(
+def test_a_machine_with_too_little_memory_uses_its_disk(
     monkeypatch: pytest.MonkeyPatch, vm: Path
 ) -> None:
     (vm / "dev/shm").rmdir()
