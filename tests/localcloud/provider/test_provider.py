@@ -521,7 +521,7 @@ def test_an_imported_bucket_fits_its_declaration_except_its_labels(
     engine.delete(BUCKET, id, state)
 
 
-def test_a_bucket_that_somebody_else_created_does_not_get_the_providers_label(
+def test_a_bucket_of_another_team_does_not_get_the_providers_label(
     engine: Engine, whole_cloud: LocalCloud
 ):
     """Google's plugin adds its label only to what it creates."""
