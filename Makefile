@@ -77,6 +77,7 @@ $(POLICY)/installed: requirements/policy.txt | setup
 tables: setup ## docs/configuration.md and other pages of tables, from what the code declares
 	$(VENV)/python tools/tables.py
 	$(VENV)/python tools/machines_table.py
+	$(VENV)/python tools/assumptions_table.py
 
 coverage: setup ## branch coverage by the tests without engine and VMs
 	$(PYTEST) $(SIDE_BY_SIDE) --cov=outlast --cov-branch --cov-report=term:skip-covered

@@ -6,6 +6,7 @@ from typing import NotRequired, TypedDict
 import pulumi
 from pulumi_gcp import projects, secretmanager, serviceaccount, storage
 
+from outlast.spec import permissions
 from outlast.spec.account import account_id, short_digest
 
 
@@ -133,14 +134,5 @@ def at_or_below(bucket: str, path: str) -> pulumi.Output[str]:
 
 
 def below(bucket: pulumi.Input[str], prefix: str) -> pulumi.Output[str]:
-    """The IAM condition "objects below the prefix, and listing them".
-
-    Lists are authorised on the bucket, so a condition on the name alone would refuse every list.
-    Without the right to list, a missing object would answer 403 instead of 404.
-    """
-    return pulumi.Output.concat(
-        "resource.name.startsWith('projects/_/buckets/",
-        bucket,
-        f"/objects/{prefix}/') || "
-        f"api.getAttribute('storage.googleapis.com/objectListPrefix','').startsWith('{prefix}/')",
-    )
+    """The IAM condition "objects below the prefix, and listing them"."""
+    return pulumi.Output.from_input(bucket).apply(lambda name: permissions.below(name, prefix))

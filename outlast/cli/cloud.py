@@ -29,6 +29,7 @@ from outlast.cli.engine import (
 )
 from outlast.cli.errors import CloudError
 from outlast.cli.terminal import say
+from outlast.cloud.project import managed_bucket
 
 PROJECT = "outlast-rehearsal"
 """The project of Pulumi.dev.yaml, which exists only in local clouds."""
@@ -62,6 +63,11 @@ class LocalCloud:
     provider_port: int
     process: subprocess.Popen[bytes] | None = field(default=None, compare=False, repr=False)
     """Set if this process started it."""
+
+    @property
+    def poll_sec(self) -> float:
+        """Seconds between two looks of a rehearsal."""
+        return 0.2
 
     @property
     def url(self) -> str:
@@ -117,16 +123,7 @@ class LocalCloud:
 
     def make_bucket(self, name: str, region: str) -> None:
         """Creates a bucket as the program does, so that its stack adopts it."""
-        bucket = {
-            "name": name,
-            "location": region,
-            "labels": {"managed-by": "outlast"},
-            "iamConfiguration": {
-                "uniformBucketLevelAccess": {"enabled": True},
-                "publicAccessPrevention": "enforced",
-            },
-            "softDeletePolicy": {"retentionDurationSeconds": "0"},
-        }
+        bucket = managed_bucket(name, region, {})
         self.call("POST", f"/storage/v1/b?project={PROJECT}", bucket)
 
     def play(self, scenario: Mapping[str, Any], *, target: str) -> None:
@@ -140,6 +137,13 @@ class LocalCloud:
     def faults(self) -> list[dict[str, Any]]:
         """The current fault rules, with `seen` and `fired`."""
         return self.call("GET", "/_local/faults")
+
+    def watch(self, history: object) -> None:
+        """Nothing: the cloud itself sees how far each run is."""
+
+    def has_bucket(self, bucket: str) -> bool:
+        """Whether the bucket exists in it."""
+        return bucket in [found["name"] for found in self.audit()["buckets"]]
 
     def audit(self) -> dict[str, Any]:
         """Everything that exists in it, by kind, and the live processes of its VMs."""

@@ -16,6 +16,8 @@ from outlast.base.visible import one_line, visible
 from outlast.bucket.history import Attempt
 from outlast.cli.boots import Wait
 from outlast.cli.costs import Costs
+from outlast.cli.rehearsal.google.assumptions import Outcome
+from outlast.cli.rehearsal.google.report import GoogleReport
 from outlast.cli.rehearsal.guarantees import Guarantee, Verdict
 from outlast.cli.rehearsal.rehearsal import Watcher
 from outlast.cli.rehearsal.report import Report
@@ -188,6 +190,21 @@ def show_report(report: Report) -> None:
     ]
     verdict = ", ".join(counts) or "all guarantees held"
     console.print(f"scenario {report.scenario}: {verdict}, {report.seconds:.0f} s")
+
+
+def show_google_report(report: GoogleReport) -> None:
+    """The end of a rehearsal on Google: one line for each assumption, then the run's report."""
+    console = Terminal()
+    console.print()
+    console.print(f"Assumptions about Google, asked in {report.zone}:")
+    width = max((len(answer.outcome) for answer in report.answers), default=0)
+    for answer in report.answers:
+        name = answer.assumption.name
+        _line(console, f"{answer.outcome.ljust(width)}  {name}: {answer.assumption.says}")
+        if answer.outcome is not Outcome.HOLDS:
+            _line(console, f"{'':{width}}  {answer.seen}")
+    if report.run:
+        show_report(report.run)
 
 
 _COLOURS = {Verdict.HELD: "green", Verdict.BROKEN: "red", Verdict.NOT_EXERCISED: "yellow"}

@@ -78,21 +78,14 @@ class Compute:
         """Calls a path below the project, the project itself (an empty path) or a method of it
         (`:name`), and returns the answer. Raises ComputeError.
         """
-        what, slash = path.partition("?")[0], "" if path[:1] in ("", ":") else "/"
-        try:
-            return ask(
-                f"{self._base}projects/{project or self.project}{slash}{path}",
-                what=what,
-                method=method,
-                body=body,
-                headers={"Authorization": f"Bearer {_token()}"},
-                timeout_sec=timeout_sec,
-            ).object()
-        except RequestFailed as error:
-            if error.status == 404:
-                raise Missing(404, str(error)) from None
-            kind = ComputeError if error.trouble is None else CannotAsk
-            raise kind(error.status, str(error)) from None
+        slash = "" if path[:1] in ("", ":") else "/"
+        return ask_google(
+            method,
+            f"{self._base}projects/{project or self.project}{slash}{path}",
+            body,
+            what=path.partition("?")[0],
+            timeout_sec=timeout_sec,
+        )
 
     def order(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, limit_sec: float
@@ -137,6 +130,33 @@ class Compute:
             page = str(answer.get("nextPageToken") or "")
             if not page:
                 return
+
+
+def ask_google(
+    method: str,
+    url: str,
+    body: Mapping[str, Any] | None = None,
+    *,
+    what: str,
+    timeout_sec: float = ANSWER_TIMEOUT_SEC,
+) -> Json:
+    """The JSON object that one call of any of Google's APIs answers. Raises ComputeError, whose
+    text begins with `what`.
+    """
+    try:
+        return ask(
+            url,
+            what=what,
+            method=method,
+            body=body,
+            headers={"Authorization": f"Bearer {_token()}"},
+            timeout_sec=timeout_sec,
+        ).object()
+    except RequestFailed as error:
+        if error.status == 404:
+            raise Missing(404, str(error)) from None
+        kind = ComputeError if error.trouble is None else CannotAsk
+        raise kind(error.status, str(error)) from None
 
 
 def _token() -> str:

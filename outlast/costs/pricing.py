@@ -153,6 +153,12 @@ def storage_gib_month(location: str) -> float | None:
     return prices()["storage"]["gib_month"].get(location.lower())
 
 
+def requests(writes: float, reads: float) -> float:
+    """Dollars for that many writes or lists, and reads, of a bucket's objects."""
+    storage = prices()["storage"]
+    return (writes * storage["thousand_writes"] + reads * storage["thousand_reads"]) / 1000
+
+
 def transfer_gib(one: str, other: str) -> float | None:
     """The most that a GiB between two different locations costs; None if unknown."""
     rates = prices()["transfer"]

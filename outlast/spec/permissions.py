@@ -5,3 +5,16 @@ LEAVE_GROUP = (
     "compute.instanceGroupManagers.update",
 )
 """Permissions that a VM needs to leave its group when a run ends."""
+
+
+def below(bucket: str, prefix: str) -> str:
+    """The IAM condition "objects below the prefix, and listing them".
+
+    Lists are authorised on the bucket, so a condition on the name alone would refuse every list.
+    Without the right to list, a missing object would answer 403 instead of 404. Whether this list
+    is enough for a 404 is the assumption `absent-object` (docs/assumptions.md).
+    """
+    return (
+        f"resource.name.startsWith('projects/_/buckets/{bucket}/objects/{prefix}/') || "
+        f"api.getAttribute('storage.googleapis.com/objectListPrefix','').startsWith('{prefix}/')"
+    )

@@ -59,6 +59,7 @@ def test_there_are_scripts_and_tests() -> None:
         "interpreter.sh",
         "leave.sh",
         "lib.sh",
+        "probe.sh",
         "ssd.sh",
         "system.sh",
     ]
@@ -118,4 +119,4 @@ def test_a_vm_gets_one_script_without_files_beside_it(name: str, tmp_path: Path)
 def test_libraries_set_no_shell_options() -> None:
     for script in SCRIPTS:
         sets_options = re.search(r"^set -", script.read_text(), re.MULTILINE) is not None
-        assert sets_options == (script.name in ("bake.sh", "boot.sh")), script.name
+        assert sets_options == (script.name in ("bake.sh", "boot.sh", "probe.sh")), script.name

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from outlast.bucket import history
 from outlast.bucket.head import Head
@@ -24,7 +24,7 @@ from outlast.cli.rehearsal.settings import Delivery, baseline_of, place_of
 
 LIMIT_SEC = 600
 """An engine that takes longer than this has hung."""
-POLL_SEC = 0.2
+POLL_SEC = 0.1
 QUIET_SEC = 15.0
 """Seconds without a message after which the rehearsal says what it waits for."""
 
@@ -85,6 +85,55 @@ class StackRun:
             self.heads.append(book.head)
 
 
+class Cloud(Protocol):
+    """What a rehearsal asks of the cloud that it plays on: a local one, or Google."""
+
+    @property
+    def poll_sec(self) -> float:
+        """Seconds between two looks at the runs."""
+        ...
+
+    def play(self, scenario: Mapping[str, Any], *, target: str) -> None:
+        """Starts a scenario for the experiment `target` only."""
+        ...
+
+    def watch(self, history: History | None) -> None:
+        """Takes note of what was just read of the target's run."""
+        ...
+
+    def played(self) -> dict[str, Any]:
+        """The scenario: `log` is what has happened, `waiting` is what is still to come."""
+        ...
+
+    def faults(self) -> list[dict[str, Any]]:
+        """The rules by which requests are disturbed, with `fired` and `stalls`."""
+        ...
+
+    def group_size(self, group: str, place: str) -> int | None:
+        """The target size of a group; None if there is no such group."""
+        ...
+
+    def group_errors(self, group: str, place: str) -> list[str]:
+        """Codes of what kept the group from creating VMs."""
+        ...
+
+    def vms(self) -> list[dict[str, Any]]:
+        """The VMs that exist, each with `name` and `group`."""
+        ...
+
+    def has_bucket(self, bucket: str) -> bool:
+        """Whether the bucket exists."""
+        ...
+
+    def make_bucket(self, name: str, region: str) -> None:
+        """Creates a bucket that a stack adopts."""
+        ...
+
+    def audit(self) -> dict[str, Any]:
+        """Everything that exists, by kind."""
+        ...
+
+
 class Rehearsal:
     """Runs one rehearsal: brings stacks up, plays the scenario, waits for the end, collects what it
     sees.
@@ -92,7 +141,7 @@ class Rehearsal:
 
     def __init__(
         self,
-        cloud: clouds.LocalCloud,
+        cloud: Cloud,
         played: Scenario,
         config: Mapping[str, Any],
         folder: Path,
@@ -163,7 +212,7 @@ class Rehearsal:
     def _deliver(self, delivery: Delivery) -> None:
         from outlast.bucket.store import open_store
 
-        if not self._bucket_exists(delivery.bucket):
+        if not self.cloud.has_bucket(delivery.bucket):
             region = self.config.get("gcp:region")
             self.cloud.make_bucket(delivery.bucket, str(region))
         store = open_store(f"gs://{delivery.bucket}")
@@ -181,8 +230,8 @@ class Rehearsal:
         self.say(f"pulumi up: {storm.name}{beside}")
         storm.raised = pool.submit(storm.stack.up)
         # They share the bucket; the second adopts it after the first has created it.
-        while not storm.raised.done() and not self._bucket_exists(self.bucket):
-            time.sleep(POLL_SEC)
+        while not storm.raised.done() and not self.cloud.has_bucket(self.bucket):
+            time.sleep(self.cloud.poll_sec)
         for stack_run in self.stack_runs[1:]:
             stack_run.raised = pool.submit(stack_run.stack.up)
         self._wait([storm.raised])
@@ -212,12 +261,9 @@ class Rehearsal:
             if time.monotonic() > self._deadline:
                 raise RehearsalError(f"rehearsal: the engine did not end in {LIMIT_SEC} s.")
             self.say_where(what)
-            time.sleep(POLL_SEC / 2)
+            time.sleep(POLL_SEC)
         for future in futures:
             future.result()
-
-    def _bucket_exists(self, bucket: str) -> bool:
-        return bucket in [found["name"] for found in self.cloud.audit()["buckets"]]
 
     def _watch_to_the_end(self) -> None:
         """Watch until each run has ended or its time is up."""
@@ -226,11 +272,12 @@ class Rehearsal:
                 if self._is_up(stack_run):
                     stack_run.note(self._read(stack_run))
                     self._report_attempts(stack_run)
+            self.cloud.watch(self.stack_runs[0].history)
             self._report_faults()
             self.say_where()
             if all(self._over(stack_run) for stack_run in self.stack_runs):
                 break
-            time.sleep(POLL_SEC)
+            time.sleep(self.cloud.poll_sec)
         # The engine of a destroy has its own time limit.
         self._deadline = time.monotonic() + LIMIT_SEC
 

@@ -54,7 +54,7 @@ class Report:
             "result": self.digest,
             "goodput": self.goodput,
             "goodput_baseline": self.goodput_baseline,
-            "faults": [{"do": s.do, "boot": s.boot, "attempt": s.attempt} for s in self.faults],
+            "faults": [_fault(fault) for fault in self.faults],
             **({"parts": list(self.parts)} if self.parts else {}),
             "attempts": [attempt.as_json() for attempt in self.attempts],
             "attempts_baseline": [attempt.as_json() for attempt in self.baseline_attempts],
@@ -69,3 +69,10 @@ class Report:
                 for g in self.guarantees
             ],
         }
+
+
+def _fault(fault: Fault) -> dict[str, Any]:
+    found = {"do": fault.do, "boot": fault.boot, "attempt": fault.attempt}
+    # What the scenario asks for, where the cloud has something similar only.
+    planned = fault.options.get("planned")
+    return {**found, **({"planned": planned} if planned else {})}
