@@ -105,6 +105,10 @@ class Cloud(Protocol):
         """The scenario: `log` is what has happened, `waiting` is what is still to come."""
         ...
 
+    def notes(self) -> list[str]:
+        """Lines for the person who rehearses, from the beginning."""
+        ...
+
     def faults(self) -> list[dict[str, Any]]:
         """The rules by which requests are disturbed, with `fired` and `stalls`."""
         ...

@@ -142,6 +142,10 @@ class GoogleCloud:
         ]
         return {"log": self._log, "waiting": waiting}
 
+    def notes(self) -> list[str]:
+        """None: Google writes no notes."""
+        return []
+
     def faults(self) -> list[dict[str, Any]]:
         """None: Google's API serves every request."""
         return []
