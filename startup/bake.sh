@@ -41,7 +41,6 @@ declare -rA KEYRINGS=(
   [ubuntu2204]=d93190d50b98ad4699ff40f4f7af50f16a76dac3bb8da1eaaf366d47898ff8df
   [ubuntu2404]=d2a6b11c096396d868758b86dab1823b25e14d70333f1dfa74da5ddaf6a06dba
 )
-readonly FETCH_SEC=3600
 readonly REPORT_SEC=5
 
 FINISHED=""

@@ -58,6 +58,7 @@ LAST_ERROR=""
 STEP_LOG=""
 
 readonly METADATA_TRIES=14
+readonly FETCH_SEC=3600
 readonly LAST_LINES=20
 
 # Tenths of a second; settings, read by timeouts::read.
@@ -415,9 +416,10 @@ gcs::create() {
     --data-binary "@$3" || [[ $HTTP_STATUS == 412 ]]
 }
 
-# gcs::get BUCKET NAME FILE: writes an object's bytes to FILE.
+# gcs::get BUCKET NAME FILE: writes an object's bytes to FILE. Its time is limited only while nothing
+# arrives, because an object may be large.
 gcs::get() {
-  gcs::read "$1" "$2" '?alt=media' "$3"
+  gcs::read "$1" "$2" '?alt=media' "$3" --max-time "$FETCH_SEC" --speed-limit 1 --speed-time 60
 }
 
 # gcs::stat BUCKET NAME FILE: writes an object's description to FILE, as JSON.
@@ -425,14 +427,15 @@ gcs::stat() {
   gcs::read "$1" "$2" '' "$3"
 }
 
-# gcs::read BUCKET NAME QUERY FILE: reads an object. HTTP_STATUS is 404 if it is absent, also where
-# Cloud Storage answers 403: outlast/bucket/store/gcs.py says when.
+# gcs::read BUCKET NAME QUERY FILE [CURL ARGUMENTS...]: reads an object. HTTP_STATUS is 404 if it is
+# absent, also where Cloud Storage answers 403: outlast/bucket/store/gcs.py says when.
 gcs::read() {
-  if http::call "$STORAGE_URL/storage/v1/b/$1/o/$(url::quote "$2")$3" "$4"; then
+  local bucket="$1" name="$2"
+  if http::call "$STORAGE_URL/storage/v1/b/$bucket/o/$(url::quote "$name")$3" "$4" "${@:5}"; then
     return 0
   fi
   if [[ $HTTP_STATUS == 403 ]]; then
-    if gcs::is_absent "$1" "$2"; then
+    if gcs::is_absent "$bucket" "$name"; then
       HTTP_STATUS=404
     else
       HTTP_STATUS=403

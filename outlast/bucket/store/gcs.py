@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 import os
 import re
 import threading
@@ -104,20 +105,41 @@ class GcsStore(Fetching):
         counted = _Counted(sink)
 
         def download(blob: Any) -> None:
-            # The client does not verify a download that it resumed in the middle, so we verify all
-            # of it.
-            blob.download_to_file(
-                counted,
-                raw_download=True,
-                checksum=self._NO_CHECKSUM,
-                timeout=self._timeout,
-                retry=self._read_retry,
-            )
+            # The client's limit counts from the start of its call, which a large object outlasts:
+            # each time that bytes have arrived, it counts again, from where they end.
+            while True:
+                start = counted.checksum.size
+                try:
+                    with self._mapped(path):
+                        self._download(blob, counted, start)
+                    return
+                except Unavailable:
+                    if counted.checksum.size == start:
+                        raise
+                    if counted.checksum.size >= self._size_of_last():
+                        return
 
         found = self._read(path, generation, download)
         if (counted.checksum.size, counted.checksum.crc32c) != (found.size, found.crc32c):
             raise Damaged(f"{path}: the bytes that arrived do not match its CRC32C or size")
         return found
+
+    def _download(self, blob: Any, sink: Sink, start: int) -> None:
+        """Streams an object from byte `start`; the client retries for a limited time."""
+        blob.download_to_file(
+            sink,
+            start=start or None,
+            raw_download=True,
+            # The client does not verify a download that it resumed, so `stream` verifies all of it.
+            checksum=self._NO_CHECKSUM,
+            timeout=self._timeout,
+            retry=self._read_retry,
+        )
+
+    def _size_of_last(self) -> float:
+        """The size of the object of this thread's last answer; infinite if it does not say."""
+        size = self._last.headers.get("X-Goog-Stored-Content-Length")
+        return int(size) if size else math.inf
 
     def read_range(self, path: str, start: int, size: int, *, generation: int) -> bytes:
         blob = self._bucket.blob(check_path(path), generation=generation)

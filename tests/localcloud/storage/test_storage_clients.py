@@ -25,7 +25,7 @@ from google.cloud import storage
 from google.oauth2.credentials import Credentials
 from google.resumable_media.requests import ResumableUpload
 
-from outlast.bucket.store import Forbidden, GcsStore, NotFound
+from outlast.bucket.store import Forbidden, GcsStore, NotFound, Unavailable
 from tests.localcloud.iam.test_iam import condition, grant, make_account
 from tests.localcloud.local_cloud import PROJECT, LocalCloud, make_bucket
 
@@ -96,6 +96,25 @@ def test_an_absent_object_below_a_condition_is_absent_with_404_and_with_403(
     own_cloud.add_fault("before", {"status": 403}, method="GET", object="^e/HEAD-2$")
     with pytest.raises(Forbidden):
         store.stat("e/HEAD-2")
+    store.close()
+
+
+def test_a_read_that_breaks_again_and_again_resumes_as_long_as_bytes_arrive(
+    cloud: LocalCloud, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's own limit is over after the first break."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
+    data = noise(8 * MIB)
+    cloud.put(bucket, "big", data)
+    store = GcsStore(bucket, credentials=AnonymousCredentials(), read_retry_sec=0)
+    cloud.add_fault("mid-body", {"reset": True}, method="GET", path="alt=media", count=3)
+    assert store.get("big")[0] == data
+    (rule,) = cloud.call("GET", "/_local/faults").json()
+    assert rule["fired"] == 3
+    cloud.call("DELETE", "/_local/faults")
+    cloud.add_fault("before", {"reset": True}, method="GET", path="alt=media", count=2)
+    with pytest.raises(Unavailable):
+        store.get("big")
     store.close()
 
 
