@@ -8,7 +8,8 @@
 #
 # Metadata (instance/attributes): outlast-bake-recipe (its hash), outlast-bake-vm (the supervisor's
 #   requirements), and, as far as the recipe has them: outlast-bake-packages (names, by spaces),
-#   outlast-bake-driver, outlast-bake-cuda (versions), outlast-bake-requirements, outlast-bake-script, outlast-bake-data
+#   outlast-bake-driver, outlast-bake-cuda (versions), outlast-bake-modules (open or proprietary),
+#   outlast-bake-requirements, outlast-bake-script, outlast-bake-data
 #   (lines `sha256 url path`), outlast-bake-bundle (`sha256 gs://…`).
 #   Files come compressed by gzip and in base64.
 # Environment: lib.sh lists it; PIP_* reaches pip.
@@ -175,10 +176,13 @@ bake::install_packages() {
   fi
 }
 
-# bake::install_driver DRIVER CUDA: installs NVIDIA's own packages for the running kernel, and holds
-# their versions. DRIVER is a branch (580) or a version (580.95.05); DRIVER or CUDA may be empty.
+# bake::install_driver DRIVER MODULES CUDA: installs NVIDIA's own packages for the running kernel, and
+# holds their versions. DRIVER is a branch (580) or a version (580.95.05), MODULES its kernel modules
+# (open, proprietary); DRIVER or CUDA may be empty. From branch 590 on, another package pins the
+# branch or version.
 bake::install_driver() {
-  local driver="$1" cuda="$2" distribution key="$BAKE_DIR/keyring.deb" names=() held=()
+  local driver="$1" modules="$2" cuda="$3" distribution key="$BAKE_DIR/keyring.deb" names=() held=()
+  local package=nvidia-open
   bake::need_apt || return
   # shellcheck source=/dev/null
   distribution="$(source "$ROOT/etc/os-release" && printf '%s%s' "$ID" "${VERSION_ID//./}")" || return
@@ -199,9 +203,17 @@ bake::install_driver() {
   }
   bake::install_packages "$key" || return
   if [[ -n $driver ]]; then
-    names+=("linux-headers-$(uname -r)" "cuda-drivers-${driver%%.*}")
-    held+=("cuda-drivers-${driver%%.*}")
-    if [[ $driver == *.* ]]; then
+    if [[ $modules == proprietary ]]; then
+      package="cuda-drivers"
+    fi
+    if ((${driver%%.*} >= 590)); then
+      bake::install_packages "nvidia-driver-pinning-$driver" || return
+    else
+      package+="-${driver%%.*}"
+    fi
+    names+=("linux-headers-$(uname -r)" "$package")
+    held+=("$package")
+    if [[ $driver == *.* ]] && ((${driver%%.*} < 590)); then
       names[1]+="=$driver*"
     fi
   fi
@@ -355,7 +367,7 @@ bake::on_exit() {
 }
 
 bake::run() {
-  local recipe packages driver cuda data bundle
+  local recipe packages driver modules cuda data bundle
   mkdir -p "$STATE_DIR" "$RUN_DIR" "$LOG_DIR" "$BAKE_DIR"
   exec 9>"$RUN_DIR/boot.lock"
   if command -v flock >/dev/null && ! flock --nonblock 9; then
@@ -370,6 +382,7 @@ bake::run() {
   recipe="$(bake::get recipe)"
   packages="$(bake::get packages)"
   driver="$(bake::get driver)"
+  modules="$(bake::get modules)"
   cuda="$(bake::get cuda)"
   data="$(bake::get data)"
   bundle="$(bake::get bundle)"
@@ -380,7 +393,7 @@ bake::run() {
     bake::step packages bake::install_packages $packages
   fi
   if [[ -n $driver$cuda ]]; then
-    bake::step driver bake::install_driver "$driver" "$cuda"
+    bake::step driver bake::install_driver "$driver" "$modules" "$cuda"
   fi
   # A baked base already has an environment; the new one replaces it.
   rm -rf "$TARGET/venv" "$TARGET/recipe"

@@ -104,6 +104,7 @@ def _metadata(baked: recipe.Baked, order: Order) -> dict[str, str]:
     wanted = {
         "packages": " ".join(baked.recipe.packages),
         "driver": baked.recipe.driver,
+        "modules": baked.recipe.modules if baked.recipe.driver else "",
         "cuda": baked.recipe.cuda,
         "data": "\n".join(f"{one.sha256} {one.url} {one.path}" for one in baked.recipe.data),
         "recipe": baked.hash,

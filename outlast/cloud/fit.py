@@ -18,6 +18,8 @@ class Needs:
     gpus: int
     """The least number of GPUs of each VM."""
     machine_type: str
+    modules: str = ""
+    """NVIDIA's kernel modules that its GPUs need, `open` or `proprietary`; empty for either."""
 
 
 def refusal(setting: str, reference: str, image: images.Image, needs: Needs) -> str:
@@ -26,6 +28,8 @@ def refusal(setting: str, reference: str, image: images.Image, needs: Needs) -> 
     """
     if needs.gpus and image.lacks_driver:
         return _without_driver(f"{setting} {reference!r}: image {image.name}", needs)
+    if why := _python_refusal(setting, reference, image.project, image.name):
+        return why
     return size_refusal(f"image {image.name}", image.size_gb, needs)
 
 
@@ -34,17 +38,60 @@ def reference_refusal(setting: str, reference: str, needs: Needs) -> str:
     project = images.named_project(reference)
     if needs.gpus and project in images.WITHOUT_DRIVER:
         return _without_driver(f"{setting} {reference!r}: a stock image of {project}", needs)
-    return ""
+    return _python_refusal(setting, reference, project, reference.rpartition("/")[2])
 
 
 def recipe_refusal(baked: recipe.Recipe, needs: Needs) -> str:
     """The same for the image that a recipe would bake, without a lookup."""
-    if not baked.installs_driver:
+    if not (baked.installs_driver or baked.installs_python):
         why = reference_refusal(f"{recipe.KEY}.base", baked.base, needs)
         if why:
             return why
+    if baked.driver and (why := _wrong_modules(baked, needs)):
+        return why
     what = f"the image of {recipe.KEY} (its diskGb)"
     return size_refusal(what, baked.disk_gb, needs)
+
+
+def _python_refusal(setting: str, reference: str, project: str, name: str) -> str:
+    """Why no supervisor would start on an image of this name; empty if it would, or is unknown."""
+    found = images.python_of(project, name)
+    if found is None or images.PYTHON_LEAST <= found <= images.PYTHON_MOST:
+        return ""
+    least, most = (".".join(map(str, one)) for one in (images.PYTHON_LEAST, images.PYTHON_MOST))
+    return (
+        f"{setting} {reference!r}: has Python {found[0]}.{found[1]}, and a VM needs {least} to"
+        f" {most}; name an image that has it, such as {images.DEBIAN}"
+    )
+
+
+def python_advice(setting: str, reference: str) -> str:
+    """A warning about a stock image whose Python is not known here; empty for any other image."""
+    project, name = images.named_project(reference), reference.rpartition("/")[2]
+    if project not in images.WITHOUT_DRIVER or images.python_of(project, name):
+        return ""
+    least, most = (".".join(map(str, one)) for one in (images.PYTHON_LEAST, images.PYTHON_MOST))
+    return (
+        f"{setting} {reference!r}: it is not known whether it has Python {least} to {most}, which"
+        f" every boot needs; {images.DEBIAN} has"
+    )
+
+
+def _wrong_modules(baked: recipe.Recipe, needs: Needs) -> str:
+    """Why the recipe's driver finds no GPU of these VMs; empty if it does."""
+    if needs.modules and baked.modules != needs.modules:
+        return (
+            f"{recipe.KEY}.driverModules {baked.modules!r}: the GPUs of {needs.machine_type} work"
+            f" with the {needs.modules} kernel modules only; leave it out, or set it to"
+            f" {needs.modules}"
+        )
+    if needs.modules == recipe.PROPRIETARY and baked.branch >= recipe.PLAIN_NAMES_FROM:
+        last = recipe.PLAIN_NAMES_FROM - 10
+        return (
+            f"{recipe.KEY}.driver {baked.driver!r}: the GPUs of {needs.machine_type} are supported"
+            f" up to branch {last}; set it to {last}"
+        )
+    return ""
 
 
 def size_refusal(image: str, size_gb: int, needs: Needs) -> str:

@@ -43,6 +43,28 @@ WITHOUT_DRIVER = frozenset(
 deeplearning-platform-release, ubuntu-os-accelerator-images, rocky-linux-accelerator-cloud.
 """
 
+PYTHONS = (
+    # (project, images, the system's Python); the first match counts. As of November 2026, from the
+    # distributions' package lists.
+    ("debian-cloud", "debian-12*", (3, 11)),
+    ("debian-cloud", "debian-13*", (3, 13)),
+    ("debian-cloud", "debian-11*", (3, 9)),
+    ("ubuntu-os-*", "*ubuntu*-2004-*", (3, 8)),
+    ("ubuntu-os-*", "*ubuntu*-2204-*", (3, 10)),
+    ("ubuntu-os-*", "*ubuntu*-2404-*", (3, 12)),
+    ("ubuntu-os-*", "*ubuntu*-25*", (3, 13)),
+    ("ubuntu-os-*", "*ubuntu*-2604-*", (3, 14)),
+    ("rocky-linux-cloud", "rocky-linux-9*", (3, 9)),
+    ("rocky-linux-cloud", "rocky-linux-10*", (3, 12)),
+    ("almalinux-cloud", "almalinux-9*", (3, 9)),
+    ("almalinux-cloud", "almalinux-10*", (3, 12)),
+    ("rhel-*cloud", "rhel-9*", (3, 9)),
+    ("rhel-*cloud", "rhel-10*", (3, 12)),
+)
+"""The Python of stock images; a VM without a baked interpreter runs with it."""
+PYTHON_LEAST, PYTHON_MOST = (3, 11), (3, 13)
+"""Versions that the VM's requirements are locked for, as in `startup/interpreter.sh`."""
+
 DRIVER_LABEL, NO_DRIVER = "gpu-driver", "none"
 """Text that a bake writes into the description of an image without a driver."""
 
@@ -135,6 +157,16 @@ def named_project(reference: str) -> str:
     match = _PATH.fullmatch(reference) or _SHORT.fullmatch(reference)
     project = (match["project"] if match else "") or ""
     return "" if project == "family" else project
+
+
+def python_of(project: str, name: str) -> tuple[int, int] | None:
+    """The Python of an image or family of a project; None if it is not known."""
+    found = (
+        version
+        for owner, pattern, version in PYTHONS
+        if fnmatch.fnmatchcase(project, owner) and fnmatch.fnmatchcase(name, pattern)
+    )
+    return next(found, None)
 
 
 def _candidates(reference: str, project: str) -> list[tuple[str, str]]:

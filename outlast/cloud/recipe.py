@@ -29,6 +29,12 @@ DISK_GB_LEAST, DISK_GB_MOST = 10, 65_536
 """Of any boot disk."""
 """The builder's defaults."""
 LIMIT_MINUTES = 1440
+OPEN, PROPRIETARY = "open", "proprietary"
+"""NVIDIA's kernel modules."""
+PLAIN_NAMES_FROM = 590
+"""First driver branch that supports no Pascal and Volta, and whose packages do not name it (NVIDIA
+Driver Installation Guide, "Recent updates", read in November 2026).
+"""
 
 FAMILY_LIMIT = 40
 """The longest family: the platform allows names of 63 characters, and those of builder and image
@@ -45,10 +51,12 @@ WHAT = "packages, requirements, driver, cuda, script, data or trainers"
 _KEYS = frozenset(
     {"family", "base", "packages", "requirements", "driver", "cuda", "script", "data", "trainers"}
     | {"project", "shareWith", "machineType", "zone", "limitMinutes", "diskGb"}
+    | {"driverModules"}
 )
 _FAMILY = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?")
 _PACKAGE = re.compile(r"[a-z0-9][-+.a-z0-9]+(?:=[-+.:~A-Za-z0-9]+)?")
 _DRIVER = re.compile(r"[0-9]{3}(?:\.[0-9]+)*")
+_MODULES = re.compile(f"{OPEN}|{PROPRIETARY}")
 _CUDA = re.compile(r"[0-9]{2}\.[0-9]")
 _DRIVER_PACKAGES = ("nvidia-", "cuda-drivers")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -85,6 +93,8 @@ class Recipe:
     requirements: str = ""
     """File of the checkout, locked with hashes."""
     driver: str = ""
+    modules: str = OPEN
+    """The driver's kernel modules."""
     cuda: str = ""
     script: str = ""
     """File of the checkout."""
@@ -106,10 +116,20 @@ class Recipe:
         return f"projects/{self.project}/global/images/family/{self.family}"
 
     @property
+    def branch(self) -> int:
+        """The driver's branch; 0 without a driver."""
+        return int(self.driver.partition(".")[0] or 0)
+
+    @property
     def installs_driver(self) -> bool:
         """Whether it installs a GPU driver, or might, because a script's effects are unknown."""
         packaged = any(one.startswith(_DRIVER_PACKAGES) for one in self.packages)
         return bool(self.driver or self.script) or packaged
+
+    @property
+    def installs_python(self) -> bool:
+        """Whether it installs another Python, or might, because a script's effects are unknown."""
+        return bool(self.script) or any(one.startswith("python3.") for one in self.packages)
 
     @property
     def needs_token(self) -> bool:
@@ -117,9 +137,11 @@ class Recipe:
         return self.trainers or any(one.url.startswith("gs://") for one in self.data)
 
 
-def check(given: Mapping[str, Any], *, base: str, project: str, zone: str) -> Recipe:
-    """Checks the recipe in a stack's configuration; `base`, `project` and `zone` are the stack's
-    defaults. Raises RecipeError.
+def check(
+    given: Mapping[str, Any], *, base: str, project: str, zone: str, modules: str = OPEN
+) -> Recipe:
+    """Checks the recipe in a stack's configuration; `base`, `project`, `zone` and `modules` are the
+    stack's defaults. Raises RecipeError.
     """
     for key in given:
         if key not in _KEYS:
@@ -134,6 +156,9 @@ def check(given: Mapping[str, Any], *, base: str, project: str, zone: str) -> Re
         ),
         requirements=_text(given, "requirements", ""),
         driver=_text(given, "driver", "", _DRIVER, "must be a branch (580) or a version"),
+        modules=_text(
+            given, "driverModules", modules, _MODULES, f"must be {OPEN} or {PROPRIETARY}"
+        ),
         cuda=_text(given, "cuda", "", _CUDA, "must be a version such as 12.9"),
         script=_text(given, "script", ""),
         data=tuple(_data(where, one) for where, one in _list(given, "data")),

@@ -41,6 +41,11 @@ MIGRATE, TERMINATE = "migrate", "terminate"
 and booted again.
 """
 
+OPEN, PROPRIETARY = "open", "proprietary"
+"""NVIDIA's kernel modules. Blackwell and Grace need the open ones, Pascal and Volta the proprietary
+ones; others take either (NVIDIA Driver Installation Guide, r580, 13 August 2025).
+"""
+
 Counts = Mapping[int, tuple[int, ...]]
 """Allowed numbers of local SSDs, by the largest number of CPUs that each entry applies to."""
 
@@ -56,6 +61,8 @@ class Gpu:
     """For N1: the most CPUs of the machine, by number of attached GPUs."""
     most_ssds: int = 24
     """For N1: the most local SSDs beside them."""
+    modules: str = ""
+    """OPEN or PROPRIETARY if it works with these kernel modules only."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +134,11 @@ def _gpu_types(series: str, *counts: int) -> tuple[str, ...]:
 
 N1_GPUS = {
     "nvidia-tesla-t4": Gpu("nvidia-tesla-t4", 16, {1: 48, 2: 48, 4: 96}, most_ssds=16),
-    "nvidia-tesla-p4": Gpu("nvidia-tesla-p4", 8, {1: 24, 2: 48, 4: 96}),
-    "nvidia-tesla-p100": Gpu("nvidia-tesla-p100", 16, {1: 16, 2: 32, 4: 96}),
-    "nvidia-tesla-v100": Gpu("nvidia-tesla-v100", 16, {1: 12, 2: 24, 4: 48, 8: 96}),
+    "nvidia-tesla-p4": Gpu("nvidia-tesla-p4", 8, {1: 24, 2: 48, 4: 96}, modules=PROPRIETARY),
+    "nvidia-tesla-p100": Gpu("nvidia-tesla-p100", 16, {1: 16, 2: 32, 4: 96}, modules=PROPRIETARY),
+    "nvidia-tesla-v100": Gpu(
+        "nvidia-tesla-v100", 16, {1: 12, 2: 24, 4: 48, 8: 96}, modules=PROPRIETARY
+    ),
 }
 """GPUs that only an N1 machine can have attached."""
 
@@ -337,7 +346,7 @@ FAMILIES: Mapping[str, Family] = {
         disks=HYPERDISK,
         ssds={6: (), 12: (1,), 24: (2,), 48: (4,), 96: (8,), 192: (16,), 384: (32,)},
         platforms=_TURIN,
-        gpu=Gpu("nvidia-rtx-pro-6000", 96),
+        gpu=Gpu("nvidia-rtx-pro-6000", 96, modules=OPEN),
         # Below 48 CPUs, the machine has a part of a GPU.
         gpus={"6": 1, "12": 1, "24": 1, "48": 1, "96": 2, "192": 4, "384": 8},
     ),
@@ -388,13 +397,13 @@ FAMILIES: Mapping[str, Family] = {
         disks=HYPERDISK,
         own_ssds="all",
         platforms=_EMERALD,
-        gpu=Gpu("nvidia-b200", 180),
+        gpu=Gpu("nvidia-b200", 180, modules=OPEN),
     ),
     "a4x-maxgpu": Family(
         types=("a4x-maxgpu-4g-metal",),
         disks=HYPERDISK,
         own_ssds="all",
-        gpu=Gpu("nvidia-gb300", 279),
+        gpu=Gpu("nvidia-gb300", 279, modules=OPEN),
         spot=False,
         arm=True,
     ),
@@ -402,7 +411,7 @@ FAMILIES: Mapping[str, Family] = {
         types=_gpu_types("a4x-highgpu", 4),
         disks=HYPERDISK,
         own_ssds="all",
-        gpu=Gpu("nvidia-gb200", 186),
+        gpu=Gpu("nvidia-gb200", 186, modules=OPEN),
         spot=False,
         arm=True,
     ),

@@ -134,6 +134,8 @@ class Checked:
     """Whether a standard VM stops and boots again when its host is maintained; otherwise it is
     moved. Mode dedicated prefers stopping, if its machine types can be stopped.
     """
+    modules: str
+    """NVIDIA's kernel modules that its GPUs need; empty for either, or without GPUs."""
     advice: tuple[str, ...]
 
 
@@ -175,7 +177,10 @@ def check(choice: Choice) -> Checked:
             "name machine types with GPUs, or without",
         )
     restarts = not spot and _stops(choice, machines)
-    return Checked(spot, gpus, restarts, tuple(_advice(choice, machines)))
+    attached = N1_GPUS.get(choice.accelerator)
+    kinds = [attached] if attached else [one.rules.gpu for one in machines if one.rules]
+    modules = next((gpu.modules for gpu in kinds if gpu and gpu.modules), "")
+    return Checked(spot, gpus, restarts, modules, tuple(_advice(choice, machines)))
 
 
 def _stops(choice: Choice, machines: Sequence[Machine]) -> bool:

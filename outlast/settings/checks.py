@@ -3,7 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from outlast.settings.errors import bad
+from outlast.cloud import fit
+from outlast.settings.errors import NAMESPACE, bad
 from outlast.settings.keys import Keys
 from outlast.settings.parsing import parse
 from outlast.settings.rules.code import delivery_of
@@ -78,7 +79,8 @@ def check(
         "spot": machine.spot,
         "restarts": machine.restarts,
         "gpus": machine.gpus,
-        "recipe": recipe_of(given, cloud, location, network),
+        "modules": machine.modules,
+        "recipe": recipe_of(given, cloud, location, network, machine.modules),
         "foundation": foundation_name(values, organization, project),
         "leave_role": (foundation_outputs or {}).get("leaveRole", ""),
         "network_rules": network,
@@ -133,6 +135,7 @@ def _run_of(
             *plain_tokens(command, args),
             *gs_paths_read(given, command, args, is_own),
             *_grants(given, git, account_email(experiment, cloud)),
+            *filter(None, [fit.python_advice(f"{NAMESPACE}:image", given.image)]),
         ),
     }
 

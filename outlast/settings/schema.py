@@ -33,6 +33,8 @@ class Settings(Keys):
     """Whether the VM stops and boots again when its host is maintained."""
     gpus: int
     """GPUs that the VM must have, attached or included."""
+    modules: str
+    """NVIDIA's kernel modules that these need; empty for either."""
     recipe: recipes.Recipe | None
     """The recipe of the image; None if no image is baked."""
     leave_role: str
@@ -68,7 +70,7 @@ class Settings(Keys):
     @property
     def needs(self) -> fit.Needs:
         """What its VMs need from their image."""
-        return fit.Needs(self.boot_disk_gb, self.gpus, self.machine_type)
+        return fit.Needs(self.boot_disk_gb, self.gpus, self.machine_type, self.modules)
 
     @property
     def boot(self) -> dict[str, Any]:

@@ -99,3 +99,75 @@ def test_a_boot_disk_that_is_smaller_than_the_image_that_is_baked():
 
 def test_what_a_recipe_bakes_by_default_fits_the_boot_disk_by_default():
     assert stack.defaults()["outlast:bootDiskGb"] == str(recipe.DEFAULT_DISK_GB)
+
+
+@pytest.mark.parametrize(
+    ("image", "python"),
+    [
+        ("projects/ubuntu-os-cloud/global/images/family/ubuntu-2604-lts-amd64", "3.14"),
+        ("ubuntu-os-cloud/ubuntu-minimal-2204-lts", "3.10"),
+        ("projects/debian-cloud/global/images/debian-11-bullseye-v20260101", "3.9"),
+        ("rocky-linux-cloud/rocky-linux-9", "3.9"),
+    ],
+)
+def test_a_stock_image_with_another_python_is_refused(image: str, python: str):
+    said = refusal({"outlast:image": image})
+    assert said.startswith(f"outlast:image {image!r}: has Python {python}, and a VM needs 3.11 to")
+    assert "imageRecipe.base" in refusal(baked(base=image))
+    assert check(baked(base=image, packages=["python3.13"])).recipe
+
+
+@pytest.mark.parametrize(
+    ("image", "is_known"),
+    [
+        ("projects/ubuntu-os-cloud/global/images/family/ubuntu-2804-lts-amd64", False),
+        ("debian-cloud/debian-14", False),
+        ("ubuntu-os-cloud/ubuntu-2404-lts-amd64", True),
+        ("debian-cloud/debian-12", True),
+        ("acme/own", True),
+    ],
+)
+def test_a_stock_image_of_an_unknown_python_is_warned_about(image: str, is_known: bool):
+    advice = check({"outlast:image": image}).advice
+    assert any("it is not known whether it has Python" in one for one in advice) is not is_known
+
+
+def test_the_python_of_the_checks_is_that_of_the_boot():
+    text = (stack.ROOT / "startup" / "interpreter.sh").read_text()
+    least, most = images.PYTHON_LEAST, images.PYTHON_MOST
+    assert f"{least} <= sys.version_info[:2] <= {most}" in text
+
+
+V100 = {
+    "outlast:machineType": "n1-standard-8",
+    "outlast:accelerator": "nvidia-tesla-v100",
+    "outlast:acceleratorCount": "1",
+}
+G4 = {"outlast:machineType": "g4-standard-48", "outlast:bootDiskType": "hyperdisk-balanced"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "modules"),
+    [(V100, "proprietary"), (G4, "open"), (T4, "open"), (GPU, "open"), ({}, "open")],
+)
+def test_a_recipe_takes_the_kernel_modules_that_the_gpu_needs(machine, modules: str):
+    found = check({**machine, **baked(driver="580")}).recipe
+    assert found and found.modules == modules
+
+
+@pytest.mark.parametrize(
+    ("machine", "changes", "why"),
+    [
+        (V100, {"driver": "580", "driverModules": "open"}, "the proprietary kernel modules only"),
+        (G4, {"driver": "580", "driverModules": "proprietary"}, "the open kernel modules only"),
+        (V100, {"driver": "590"}, "supported up to branch 580; set it to 580"),
+        ({}, {"driver": "580", "driverModules": "nouveau"}, "must be open or proprietary"),
+        (
+            {**G4, "outlast:machineType": "c4a-standard-4"},
+            {"driver": "580"},
+            "installed for x86 only",
+        ),
+    ],
+)
+def test_a_driver_that_the_gpu_cannot_use_is_refused(machine, changes, why: str):
+    assert why in refusal({**machine, **baked(**changes)})

@@ -87,15 +87,28 @@ exec '$real' \"\$@\""
   [[ "$(state)" == "done" ]]
   [[ "$(calls '^curl https://developer.*/repos/debian12/x86_64/cuda-keyring_.*deb$')" == 1 ]]
   [[ "$(calls '^apt-get .* install .* -- .*/keyring.deb$')" == 1 ]]
-  [[ "$(calls "^apt-get .* install .* -- linux-headers-$KERNEL cuda-drivers-580 cuda-toolkit-12-9$")" == 1 ]]
-  [[ "$(calls '^apt-mark hold cuda-drivers-580 cuda-toolkit-12-9$')" == 1 ]]
+  [[ "$(calls "^apt-get .* install .* -- linux-headers-$KERNEL nvidia-open-580 cuda-toolkit-12-9$")" == 1 ]]
+  [[ "$(calls '^apt-mark hold nvidia-open-580 cuda-toolkit-12-9$')" == 1 ]]
+}
+
+@test "GPUs before Turing get the proprietary modules, a newer branch the package that pins it" {
+  its_keyring_is_known e7f219eab6fe4819cdb5c15b98233dc3420302d9c00883219cd3d896857cf48d
+  metadata attributes/outlast-bake-driver 580
+  metadata attributes/outlast-bake-modules proprietary
+  run -0 bake
+  [[ "$(calls "^apt-get .* install .* -- linux-headers-$KERNEL cuda-drivers-580$")" == 1 ]]
+  metadata attributes/outlast-bake-driver 590.48
+  metadata attributes/outlast-bake-modules open
+  run bake
+  [[ "$(calls '^apt-get .* install .* -- nvidia-driver-pinning-590.48$')" == 1 ]]
+  [[ "$(calls "^apt-get .* install .* -- linux-headers-$KERNEL nvidia-open$")" == 1 ]]
 }
 
 @test "a driver's exact version is asked for and must be the module's" {
   its_keyring_is_known e7f219eab6fe4819cdb5c15b98233dc3420302d9c00883219cd3d896857cf48d
   metadata attributes/outlast-bake-driver 580.65.06
   run -1 bake
-  [[ "$(calls "^apt-get .* -- linux-headers-$KERNEL cuda-drivers-580=580.65.06\*$")" == 1 ]]
+  [[ "$(calls "^apt-get .* -- linux-headers-$KERNEL nvidia-open-580=580.65.06\*$")" == 1 ]]
   [[ "$(state)" == "failed driver" ]]
   said "the kernel $KERNEL has no nvidia module 580.65.06"
   [[ ! -e "$OUTLAST_ROOT/opt/outlast/recipe" ]]

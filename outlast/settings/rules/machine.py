@@ -13,14 +13,26 @@ from outlast.spec import delivery, network_rules
 
 
 def recipe_of(
-    given: Keys, project: str, location: regions.Location, network: network_rules.NetworkRules
+    given: Keys,
+    project: str,
+    location: regions.Location,
+    network: network_rules.NetworkRules,
+    modules: str,
 ) -> recipes.Recipe | None:
-    """The recipe of the stack's image; None if it bakes none."""
+    """The recipe of the stack's image; None if it bakes none. `modules`: NVIDIA's kernel modules
+    that the stack's GPUs need; empty for either.
+    """
     if not given.image_recipe:
         return None
     zone = location.zone or (*location.zones, "")[0]
     try:
-        recipe = recipes.check(given.image_recipe, base=given.image, project=project, zone=zone)
+        recipe = recipes.check(
+            given.image_recipe,
+            base=given.image,
+            project=project,
+            zone=zone,
+            modules=modules or recipes.OPEN,
+        )
     except recipes.RecipeError as error:
         raise SettingsError(str(error)) from None
     why = recipes.network_refusal(
@@ -40,6 +52,12 @@ def recipe_of(
         )
     except machines.MachineError as error:
         raise SettingsError(str(error)) from None
+    rules = machines.parse(given.machine_type).rules
+    if recipe.driver and rules and rules.arm:
+        raise SettingsError(
+            f"{recipes.KEY}.driver {recipe.driver!r}: NVIDIA's packages are installed for x86 only,"
+            f" and {given.machine_type} has Arm CPUs; name a base that has the driver"
+        )
     if not IMAGE.holds(recipe.base):
         raise bad("imageRecipe.base", recipe.base, IMAGE.rule)
     if given.delivery == delivery.IMAGE and not recipe.trainers:
