@@ -14,7 +14,7 @@ HEALTH_DELAY_SEC = BOOT_SEC
 """Seconds that a VM may take to start its health process; its first good answer ends the delay."""
 
 ZONES_MOST = 4
-"""No region has more."""
+"""No region has more (page "Available regions and zones", early 2026)."""
 
 
 class _UpdatePolicy(TypedDict):
@@ -169,7 +169,9 @@ def _choice(
 
 
 def physical_name(experiment: str, run: str, resume: int) -> str:
-    """The group's name, and the start of its VMs' names, which may have 58 characters."""
+    """The group's name, and the start of its VMs' names, which may have 58 characters
+    (`baseInstanceName` of InstanceGroupManager, discovery document compute v1, revision 20261106).
+    """
     return f"{experiment}-{run}" + (f"-r{resume}" if resume else "")
 
 

@@ -6,6 +6,8 @@ import pulumi
 from pulumi_gcp import compute
 
 INTERVAL_SEC = 10
+"""Seconds between two checks, and their limit, which the platform does not allow to be longer
+(`timeoutSec` of HealthCheck, discovery document compute v1, revision 20261106)."""
 MISSES = 3
 """Failed checks in a row that make a VM UNHEALTHY. The answer itself turns bad late: it depends on
 the age of the last sign of progress.

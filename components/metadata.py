@@ -8,7 +8,8 @@ from outlast.spec.delivery import VALUE_LIMIT
 from outlast.spec.run_spec import RunSpec
 
 TOTAL_LIMIT = 512 * 1024
-"""Bytes that the platform allows all keys and values together."""
+"""Bytes that the platform allows all keys and values together (Metadata, discovery document compute
+v1, revision 20261106)."""
 
 
 def compose(

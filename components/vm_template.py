@@ -12,14 +12,17 @@ from outlast.spec import labels
 COMPONENT = "vm-template"
 
 NOTICE_SEC = 120
-"""The only notice that the platform offers; the alternative is none."""
+"""The only notice that the platform offers; the alternative is none (Compute's release notes of 30
+September 2026)."""
 
 
 LOCAL_SSD_GB = 375
-"""Size of each local SSD, fixed by the platform."""
+"""Size of each local SSD, fixed by the platform (page "About Local SSD disks", last updated 14
+April 2026)."""
 
 HOST_ERROR_SEC = 90
-"""The shortest time after which the platform gives up a silent host."""
+"""The shortest time after which the platform gives up a silent host (`hostErrorTimeoutSeconds` of
+Scheduling, discovery document compute v1, revision 20261106)."""
 
 SHORT_RUN_SEC = 60
 """Limit of a VM whose deadline is over; the platform takes 30 s to 120 days (page "Limit the run
@@ -32,7 +35,8 @@ class VmTemplateArgs(TypedDict):
 
     project: pulumi.Input[str]
     machine_type: pulumi.Input[str]
-    """Bare name: with a URL, the platform answers with an internal error."""
+    """Bare name: with a URL, the platform answers with an internal error (`machineType` of
+    InstanceProperties, discovery document compute v1, revision 20261106)."""
     image: pulumi.Input[str]
     accelerator: str
     """GPU to attach; empty for none, or if the machine type includes GPUs."""
@@ -169,7 +173,9 @@ def _scheduling(args: VmTemplateArgs) -> compute.InstanceTemplateSchedulingArgsD
     Spot is declared twice (`preemptible` and the model) and forbids automatic restart. The
     termination action is DELETE: the group recreates a preempted VM either way, a stopped one would
     bill its disk meanwhile, and a group allows no other action with a time limit. A VM with a GPU
-    cannot be moved, and its dead host would be noticed late.
+    cannot be moved, and its dead host would be noticed late. Sources: Scheduling in the discovery
+    document compute v1, revision 20261106; the arguments' descriptions in pulumi_gcp 10.2.0; page
+    "GPU host maintenance", as of 2026.
     """
     now = parse_time(args["now"])
     deadline = pulumi.Output.from_input(args["deadline"])

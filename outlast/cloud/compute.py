@@ -22,7 +22,8 @@ ENDPOINT = "https://compute.googleapis.com/compute/v1/"
 ENDPOINT_VARIABLE = "GOOGLE_COMPUTE_CUSTOM_ENDPOINT"
 ANSWER_TIMEOUT_SEC = 10.0
 OPERATION_WAIT_SEC = 150.0
-"""Seconds; the platform's own wait lasts up to two minutes."""
+"""Seconds; the platform's own wait lasts up to two minutes (zoneOperations.wait, discovery document
+compute v1, revision 20261106)."""
 
 Json = dict[str, Any]
 

@@ -1,7 +1,8 @@
 """Checks whether a stack's VMs can boot from an image and use their GPUs with it.
 
 Compute Engine creates no disk that is smaller than its image, and a managed group would request
-such a VM forever. An image without a driver boots, but its GPUs never answer.
+such a VM forever (`sizeGb` of Disk, discovery document compute v1, revision 20261106). An image
+without a driver boots, but its GPUs never answer.
 """
 
 from dataclasses import dataclass

@@ -21,7 +21,8 @@ COMMON_GPU = f"{DEEP_LEARNING}common-cu129-ubuntu-2404-nvidia-580"
 PYTORCH_GPU = f"{DEEP_LEARNING}pytorch-2-9-cu129-ubuntu-2404-nvidia-580"
 
 RETIRED = (
-    # As of November 2026: (project, families, ended when, what to name instead); the first match
+    # Sources: Google's table of Deep Learning VM images, copy of April 2026, and the release notes
+    # of 13 April 2026. (project, families, ended when, what to name instead); the first match
     # counts. It only explains why a lookup failed; images that the cloud still has are not looked
     # up here.
     ("deeplearning-platform-release", "*-cu129-*", "", ""),

@@ -37,8 +37,8 @@ Driver Installation Guide, "Recent updates", read in November 2026).
 """
 
 FAMILY_LIMIT = 40
-"""The longest family: the platform allows names of 63 characters, and those of builder and image
-are longer.
+"""The longest family: the platform allows names of 63 characters (`name` of Instance, discovery
+document compute v1, revision 20261106), and those of builder and image are longer.
 """
 
 BUILDER = "bake-"

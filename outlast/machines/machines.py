@@ -30,7 +30,7 @@ shutdown scripts says 90, the API's own text 120 (`skipGuestOsShutdown`, revisio
 lower counts.
 """
 MOST_GPUS, MOST_SSDS = 16, 32
-"""The most of any machine; a family in the table may allow fewer."""
+"""The most of any machine in the table; a family may allow fewer."""
 RANKED_LIMIT = 10
 """The most machine types of one group; more are surely a mistake."""
 

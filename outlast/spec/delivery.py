@@ -23,7 +23,8 @@ GIT_KEYS = ("gitUrl", "gitCommit", "gitPath", "gitRef", "gitSecret")
 """Settings that are strings; `gitHostKeys` is a list."""
 
 VALUE_LIMIT = 262_144
-"""Bytes that the platform allows one metadata value."""
+"""Bytes that the platform allows one metadata value (Metadata, discovery document compute v1,
+revision 20261106)."""
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 # No part begins with a dash, which ssh would read as an option.

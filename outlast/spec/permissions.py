@@ -4,7 +4,8 @@ LEAVE_GROUP = (
     "compute.instanceGroupManagers.get",
     "compute.instanceGroupManagers.update",
 )
-"""Permissions that a VM needs to leave its group when a run ends."""
+"""Permissions that a VM needs to leave its group when a run ends: those of a public deployment that
+does it (docs/assumptions.md, `leaving`)."""
 
 
 def below(bucket: str, prefix: str) -> str:

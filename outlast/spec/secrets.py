@@ -18,6 +18,8 @@ _NAME = re.compile(
     r"(?:projects/(?P<project>[a-z0-9:.-]+)/secrets/)?(?P<name>[A-Za-z0-9_-]{1,255})"
     r"(?:/versions/(?P<version>[1-9][0-9]*|latest))?"
 )
+"""A secret's name has at most 255 characters (`secretId`, discovery document secretmanager v1,
+revision 20261021)."""
 _A_SECRET_ITSELF = re.compile(
     # Where a name should stand, the beginning of a token is enough, and so is what in a longer
     # text would be any hash: W&B, Comet and Neptune; a key file; user:password.
