@@ -129,7 +129,8 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
         kind = match.lastgroup or ""
         value = match[kind]
         if kind in ("double", "single"):
-            yield "text", re.sub(r"\\(.)", r"\1", value)
+            # Other escapes are those of a regular expression.
+            yield "text", re.sub(r"\\([\\\"'])", r"\1", value)
         else:
             yield kind, value
 

@@ -270,6 +270,10 @@ class RouterNat(Declared):
     computed = ()
     chosen_by_api = frozenset({"enableEndpointIndependentMapping", "minPortsPerVm", "logConfig"})
 
+    def body(self, inputs: Inputs) -> Body:
+        # Google's plugin sends a null for this name, which is in no document.
+        return {**super().body(inputs), "initialNatIps": None}
+
     def create(self, cloud: Settings, inputs: Inputs) -> tuple[str, Body]:
         router = f"{self.place(inputs)}/{inputs['router'].rpartition('/')[2]}"
         nats = cloud.compute.call("GET", router).get("nats", [])

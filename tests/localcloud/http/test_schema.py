@@ -658,6 +658,7 @@ def test_lists_have_pages_filters_and_an_order(cloud: FullCloud) -> None:
 
     assert names(filter="name = a-*") == ["a-one", "a-two"]
     assert names(filter='name eq ".*one"') == ["a-one", "b-one"]
+    assert names(filter=r'name eq ".*\bone\b.*"') == ["a-one", "b-one"]  # as gcloud sends name:one
     assert names(filter="(name != default) (name ne a-one)") == ["a-two", "b-one"]
     assert names(filter="name = b-one OR autoCreateSubnetworks = true") == ["default", "b-one"]
     assert names(filter="NOT name:one", orderBy="name") == ["a-two", "default"]
