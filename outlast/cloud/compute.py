@@ -9,6 +9,7 @@ ComputeError an answer that is not a success, or no answer
 """
 
 import os
+import re
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -101,7 +102,8 @@ class Compute:
                 raise CannotAsk(0, f"{path}: not done in {limit_sec:.0f} s")
             operation = self.call(
                 "POST",
-                operation["selfLink"].partition(f"projects/{self.project}/")[2] + "/wait",
+                # The answer may name the project by its number.
+                re.sub(r".*/projects/[^/]+/", "", operation["selfLink"]) + "/wait",
                 timeout_sec=OPERATION_WAIT_SEC,
             )
         errors = (operation.get("error") or {}).get("errors") or []

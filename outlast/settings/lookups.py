@@ -1,6 +1,6 @@
 """Looks things up in the cloud before the program declares anything."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -127,11 +127,49 @@ def _check_existing(settings: Settings, found: "storage.Bucket", of_project: boo
             f"outlast:bucket {settings.bucket!r}: has no uniform bucket-level access, so that a VM"
             " could not be limited to its own prefix; enable it on the bucket, or name another"
         )
+    for what, why, remedy in _unusable(found):
+        raise SettingsError(
+            f"outlast:bucket {settings.bucket!r}: {what}, {why}; {remedy} (gcloud storage buckets"
+            " update), or name another"
+        )
+    if kept := _billed_longer(found):
+        pulumi.log.warn(
+            f"bucket {settings.bucket}: has {' and '.join(kept)}, so that every checkpoint that a"
+            " run replaces or drops is billed for longer; gcloud storage buckets update turns it"
+            " off"
+        )
     if of_project is False:
         pulumi.log.warn(
             f"bucket {settings.bucket}: is in another project than {settings.project}; its owners"
             " can read and change all code, checkpoints and packages in it"
         )
+
+
+def _unusable(found: "storage.Bucket") -> Iterator[tuple[str, str, str]]:
+    """What keeps a run from using a bucket: what it has, why that does not work, and what to do.
+
+    HEAD is overwritten and checkpoints are deleted, which Cloud Storage refuses with 403 under a
+    retention policy or a hold (pages "Bucket Lock" and "Object holds"); a bucket whose reader pays
+    answers 400 to calls that name no project (page "Requester Pays"). Read in November 2026.
+    """
+    replaced = "and a run replaces and deletes objects"
+    if found.retention_period:
+        yield f"has a retention policy of {found.retention_period} s", replaced, "remove it"
+    if found.default_event_based_hold:
+        yield "puts an event-based hold on new objects", replaced, "turn that off"
+    if found.requester_pays:
+        yield "lets the requester pay", "and a VM's requests name no project", "turn that off"
+
+
+def _billed_longer(found: "storage.Bucket") -> list[str]:
+    """Features of a bucket that bill objects after they were replaced or deleted, or move them."""
+    days = int(found.soft_delete_policy.retention_duration_seconds or 0) / DAY_SEC
+    features = {
+        "object versions": found.versioning_enabled,
+        f"soft delete of {days:g} days": days > 0,
+        "Autoclass": found.autoclass_enabled,
+    }
+    return [what for what, on in features.items() if on]
 
 
 def _check_managed(settings: Settings, found: "storage.Bucket", of_project: bool | None) -> None:

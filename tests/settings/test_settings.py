@@ -636,7 +636,9 @@ def test_no_project_is_a_sentence():
     assert refusal({"gcp:project": ""}).startswith("gcp:project: is not set; run pulumi config")
 
 
-@pytest.mark.parametrize("project", ["Acme Research", "acme_research", "https://acme"])
+@pytest.mark.parametrize(
+    "project", ["Acme Research", "acme_research", "https://acme", "123456789012"]
+)
 def test_a_project_is_named_by_its_id(project):
     found = refusal({"gcp:project": project})
     assert found.startswith(f"gcp:project {project!r}: must be a project's id such as")
@@ -692,6 +694,13 @@ class FakeBucket:
         self.iam_configuration = SimpleNamespace(uniform_bucket_level_access_enabled=uniform)
         self.soft_delete_policy = SimpleNamespace(retention_duration_seconds=days * 86_400)
         self.versioning_enabled = versions
+        self.retention_period = None
+        self.default_event_based_hold = self.requester_pays = self.autoclass_enabled = False
+
+    def having(self, **features):
+        """The bucket with these features."""
+        vars(self).update(features)
+        return self
 
 
 OURS = {"managed-by": "outlast", "more": "x"}
@@ -808,12 +817,24 @@ def test_an_existing_bucket_needs_no_label_and_is_not_adopted(bucket_answer):
     [
         (None, "must exist with bucketMode existing"),
         (FakeBucket({}, uniform=False), "has no uniform bucket-level access"),
+        (FakeBucket({}).having(retention_period=3600), "has a retention policy of 3600 s, and a"),
+        (FakeBucket({}).having(default_event_based_hold=True), "an event-based hold on new"),
+        (FakeBucket({}).having(requester_pays=True), "lets the requester pay, and a VM's"),
     ],
 )
 def test_an_existing_bucket_must_do(bucket_answer, answer, said):
     bucket_answer(answer)
     with pytest.raises(SettingsError, match=said):
         lookups.find_bucket(check({**HERE, "outlast:bucketMode": "existing"}))
+
+
+def test_what_an_existing_bucket_bills_for_longer_is_named(bucket_answer, monkeypatch):
+    warned = []
+    monkeypatch.setattr(pulumi.log, "warn", warned.append)
+    bucket_answer(FakeBucket({}, days=7, versions=True).having(autoclass_enabled=True))
+    lookups.find_bucket(check({**HERE, "outlast:bucketMode": "existing"}))
+    assert len(warned) == 1
+    assert "has object versions and soft delete of 7 days and Autoclass, so that" in warned[0]
 
 
 def test_a_bucket_elsewhere_is_said(bucket_answer, monkeypatch):

@@ -32,10 +32,11 @@ def cloud_project(values: Mapping[str, Any], environ: Mapping[str, str]) -> str:
         raise SettingsError(
             "gcp:project: is not set; run pulumi config set gcp:project with your project's id"
         )
-    if not re.fullmatch(rf"{recipes.PROJECT}|[0-9]+", project):
+    if not re.fullmatch(recipes.PROJECT, project):
         raise SettingsError(
-            f"gcp:project {project!r}: must be a project's id such as acme-research, which is not"
-            " its display name; set gcp:project (gcloud projects list shows the ids)"
+            f"gcp:project {project!r}: must be a project's id such as acme-research, which is"
+            " neither its number nor its display name; set gcp:project (gcloud projects list shows"
+            " the ids)"
         )
     if project == LOCAL_PROJECT and not _local_cloud(values, environ):
         raise SettingsError(
