@@ -33,7 +33,7 @@ LABEL_OUTPUTS = {"effectiveLabels", "pulumiLabels"}
 
 
 def until(condition: Callable[[], Any], what: str, *, limit_sec: float = LIMIT_SEC) -> Any:
-    """What a condition gives, once that is true. `what`: said where it never is."""
+    """Returns a condition's value once it is true. `what`: the error if it never is."""
     deadline = time.monotonic() + limit_sec
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what}: not in {limit_sec:.0f} s"

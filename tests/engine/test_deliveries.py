@@ -56,7 +56,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 
 
 class Index:
-    """A package index of wheels in a folder; counts what it is asked for."""
+    """A package index of wheels in a folder; counts its requests."""
 
     def __init__(self, wheels: Path) -> None:
         self.asked: list[str] = []
@@ -135,7 +135,7 @@ def stack(local: clouds.LocalCloud, parts: engines.Parts, tmp_path: Path) -> Pro
 
 
 class Runs:
-    """What the stack's runs come to."""
+    """The results of the stack's runs."""
 
     def __init__(self, stack: Project, store: Store) -> None:
         self.stack, self.store = stack, store

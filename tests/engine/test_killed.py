@@ -174,7 +174,7 @@ def moments(phase: str, dice: random.Random) -> list[Moment]:
 
 
 def in_state(stack: Project) -> list[dict[str, Any]]:
-    """What the engine knows to be there. Nothing of it is still to be deleted."""
+    """The resources in the engine's state. None of them waits for deletion."""
     exported = json.loads(stack.pulumi("stack", "export", "-s", "dev"))["deployment"]
     assert not exported.get("pending_operations")
     resources = exported.get("resources") or []

@@ -77,7 +77,7 @@ def test_the_wheel_makes_the_same_bundle_as_the_checkout(environment: Path, tmp_
 
 
 def test_the_wheel_contains_the_packages_tracked_files(environment: Path) -> None:
-    """What is needed at run time and is not Python comes with it, executable if it is a program."""
+    """Files other than Python that a run needs are included; programs are executable."""
     (package,) = environment.glob("lib/python*/site-packages/outlast")
     listed = subprocess.run(
         ["git", "ls-files", "outlast", "components", "policy", "startup", "trainers"],

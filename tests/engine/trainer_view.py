@@ -65,7 +65,7 @@ def readable(needles: list[bytes]) -> list[str]:
 
 
 def write(path: str) -> None:
-    """Makes a file, or opens one that is there to write to it, and changes nothing in that."""
+    """Creates a file, or opens an existing one for writing, without changing its content."""
     pathlib.Path(path).open("ab").close()
 
 

@@ -73,7 +73,7 @@ class FakeSupervisor:
         self.committed.append((snapshot, kept))
 
     def resume_from(self, index: int = -1) -> None:
-        """What the next trainer is welcomed with."""
+        """The welcome for the next trainer."""
         snapshot, self.restore = self.committed[index]
         self.step = snapshot.step
 

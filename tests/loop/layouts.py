@@ -76,7 +76,7 @@ def content(number: int) -> str:
 
 
 def read(path: Path) -> int:
-    """Of which save the file is; Torn if it is not there or not whole."""
+    """The number of the file's save. Raises Torn if the file is missing or incomplete."""
     try:
         text = path.read_text()
     except OSError:
@@ -95,7 +95,7 @@ def all_of(*paths: Path) -> int:
 
 
 def numbered(root: Path, start: str) -> list[tuple[int, Path]]:
-    """What begins so, by its number."""
+    """The files with this prefix, by their number."""
     found = []
     for path in root.glob(f"{start}*"):
         digits = path.name.removeprefix(start).split(".")[0].split("_")[0]
@@ -125,7 +125,7 @@ def renamed_resume(root: Path) -> int:
 
 
 def renamed_by_any_name(folder: Folder, number: int) -> Steps:
-    """A name beside it that says nothing."""
+    """A temporary name beside it, without a known suffix."""
     yield from folder.replace("last.pt", number, "new-{}")
 
 
@@ -398,7 +398,7 @@ def lightning(folder: Folder, number: int) -> Steps:
 
 
 def lightning_resume(root: Path) -> int:
-    """ckpt_path="last"; the best one that it names must be there, too."""
+    """ckpt_path="last"; the best checkpoint that it names must exist, too."""
     if not (root / "last.ckpt").exists():
         return 0
     number = read(root / "last.ckpt")

@@ -231,7 +231,7 @@ def test_other_subcommands_reach_the_installed_command(place: Place) -> None:
 
 
 def test_the_newest_mark_wins_while_one_copy_is_in_flight(place: Place) -> None:
-    """The supervisor takes its time with the first; what comes meanwhile replaces itself."""
+    """The supervisor is slow with the first mark; each later mark replaces the one before."""
     supervisor = place.supervisor
     held: list[Snapshot] = []
 
@@ -290,7 +290,7 @@ def test_a_command_that_marks_may_write_files_called_complete(place: Place) -> N
 
 
 def test_a_file_that_cannot_be_copied_is_reported_and_training_continues(place: Place) -> None:
-    """No room for snapshots, such as a folder for them that has gone."""
+    """There is no room for snapshots, for example because their folder was removed."""
     line = f"cd $CHECKPOINT_DIR; echo 1 > a; mv {place.supervisor.work} {place.folder}/away; "
     line += f"outlast mark; echo marked $?; mv {place.folder}/away {place.supervisor.work}; "
     line += "outlast mark; echo marked $?"
@@ -437,7 +437,7 @@ def test_a_killed_runner_ends_its_command(place: Place) -> None:
 
 
 def test_a_stop_without_time_saves_no_snapshot(place: Place) -> None:
-    """Whatever the script saves: it could not be committed any more."""
+    """The script may save, but there is no time to commit."""
     with place.running("--shell", "--", TRAPS) as process:
         wait_until((place.home / "ready").exists, "the command did not begin")
         place.supervisor.push(Stop(10.0, snapshot=False))
@@ -690,7 +690,7 @@ def test_a_mistyped_command_leaves_the_folder_free_for_the_right_one(
 
 
 def test_a_try_without_a_checkpoint_is_replaced(tmp_path: Path) -> None:
-    """Its arguments had a slip in them; one that has a checkpoint stays, whatever it is called."""
+    """Its arguments had a typo; a run with a checkpoint stays, under any name."""
     argv = [*RUNNER, "--run-dir", "run", "--shell", "--"]
     failed = programs.run(tmp_path, [*argv, "echo {resutl} > {resutl}; exit 2"])
     assert failed.returncode == 2

@@ -1,4 +1,4 @@
-"""What a command's exit code 0 means: what it left running, and what it saved since it resumed."""
+"""Exit code 0 of a command counts with the processes still running and the files saved since."""
 
 import os
 import shutil
@@ -51,7 +51,7 @@ def test_a_save_in_the_background_ends_with_the_command(place: Place) -> None:
 
 
 def test_a_process_that_keeps_writing_beside_an_old_result_is_ended(place: Place) -> None:
-    """A monitor of the machine; RESULT_DIR says that the command has come to its end."""
+    """For example a monitor of the machine; RESULT_DIR shows that the command has ended."""
     monitor = COUNT.format(file="$CHECKPOINT_DIR/heartbeat")
     line = f"(echo $BASHPID > pid; {monitor}) & sleep 1; echo r > $RESULT_DIR/r; cp pid $RESULT_DIR"
     code, _, err = place.shell(line)

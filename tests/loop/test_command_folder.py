@@ -1,4 +1,4 @@
-"""A command's checkpoint folder: what is taken, when, and never a mix of two."""
+"""A command's checkpoint folder: which files are copied, and when; two saves never mix."""
 
 import errno
 import os

@@ -88,7 +88,7 @@ def test_a_failure_that_the_script_handles_does_not_count(place: Place, name: st
 
 
 def test_a_stopped_script_is_stopped_as_before(place: Place) -> None:
-    """The traps of ours change nothing of how bash ends, and a BASH_ENV of the user's is read."""
+    """Our traps do not change how bash ends, and the user's BASH_ENV is read."""
     (place.folder / "env.bash").write_text("GREETING=hello\n")
     source = place.folder / "source"
     source.mkdir()

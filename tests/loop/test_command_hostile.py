@@ -63,7 +63,7 @@ class Victim:
         return found
 
     def plant(self, notes: dict[str, Any], files: dict[str, bytes]) -> None:
-        """Put a checkpoint in front of the run's own, as anyone can who can write its prefix."""
+        """Put a checkpoint before the run's own, as anyone with write access to its prefix can."""
         store = open_store(str(self.run))
         data, at = store.get("HEAD")
         head, folder, objects = Head.from_json(data), "t000001/s000000000009-evil0/", []

@@ -301,7 +301,7 @@ def test_saves_without_a_rest_are_kept_once_the_next_one_begins(place: Place, ho
 
 
 def test_a_file_that_only_grows_delays_no_save(place: Place) -> None:
-    """One whose name says nothing: it is kept as far as it goes."""
+    """A file with an unknown name is kept up to its current end."""
     line = "cd $CHECKPOINT_DIR; echo m > model; while :; do echo line >> history; sleep 0.1; done"
     with place.running("--shell", "--", line) as process:
         wait_until(lambda: len(place.supervisor.committed) >= 2, "no snapshot")

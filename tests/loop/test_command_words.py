@@ -1,4 +1,4 @@
-"""The words of a command: what is put in place of {checkpoint}, {latest:…} and the others."""
+"""The words of a command: the values of {checkpoint}, {latest:…} and the other fields."""
 
 import shlex
 import subprocess
@@ -77,7 +77,7 @@ PATH = '/it\'s a "path"/$HOME/`x`\\y/*'
     ],
 )
 def test_a_path_keeps_its_text_inside_other_words(tmp_path: Path, line: str, before: str) -> None:
-    """The shell itself says what it reads."""
+    """The shell itself prints the text that it reads."""
     filled = fields.fill_line(line, {"checkpoint": PATH}, tmp_path, DEFAULT)
     done = subprocess.run([*shell.shell_of(line), filled], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"{before}{PATH}"), done.stderr

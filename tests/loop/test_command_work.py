@@ -74,7 +74,7 @@ def test_files_beside_a_result_are_kept_too(place: Place, limit: str) -> None:
 
 
 def test_files_with_a_taken_name_go_to_work_in_the_result(place: Place) -> None:
-    """A file where another has a folder, and the other way round; none is lost."""
+    """A file whose name is a folder elsewhere, and the reverse; no file is lost."""
     place.options += ["--source", str(place.folder / "source")]
     (place.folder / "source").mkdir()
     line = "cd $RESULT_DIR; mkdir -p b; echo 1 > a; echo 1 > b/c; echo 1 > work; cd - > /dev/null; "
@@ -113,7 +113,7 @@ def test_what_an_earlier_attempt_left_in_a_laptops_folder_is_part_of_the_result(
 
 
 def test_files_of_an_earlier_attempt_are_not_output_of_the_next(tmp_path: Path) -> None:
-    """One that then crashes and hides it is not done."""
+    """A command that then crashes and hides it is not done."""
     line = "[ -e model.pt ] && exit 0; echo 1 > model.pt; sleep 600"
     argv = [*RUNNER, "--run-dir", "run", "--shell", "--", line]
     with programs.started(tmp_path, argv) as process:
@@ -159,7 +159,7 @@ for number in range(start + 1, int(sys.argv[1]) + 1):
 
 
 def test_a_scripts_own_checkpoint_folder_is_used(tmp_path: Path) -> None:
-    """Killed; what it holds then is put aside, and the checkpoint is in its place."""
+    """After a kill, its files are moved aside and replaced by the checkpoint."""
     (tmp_path / "train.py").write_text(OUT)
     options = ["--run-dir", "run", "--checkpoint-dir", "./out", "--checkpoint-quiet-sec", "0.3"]
     argv = [*RUNNER, *options, "--", sys.executable, "train.py", "4"]

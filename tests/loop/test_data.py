@@ -74,7 +74,7 @@ def bucket(
 
 
 def train(folder: Path, *paths: str, code: int = 0, **environment: str) -> tuple[str, str]:
-    """What the program printed, on both streams."""
+    """The program's output, on both streams."""
     done = programs.run(folder, [sys.executable, "sums.py", *paths], **environment)
     assert done.returncode == code, done.stderr
     programs.wait_until_alone(folder)
@@ -82,7 +82,7 @@ def train(folder: Path, *paths: str, code: int = 0, **environment: str) -> tuple
 
 
 def pins(run_dir: Path) -> dict[int, str]:
-    """What ``outlast checkpoints`` prints of a run's folder: name by step."""
+    """The output of ``outlast checkpoints`` for a run's folder: name by step."""
     done = programs.run(
         run_dir.parent,
         [sys.executable, "-m", "outlast.cli.app", "checkpoints", str(run_dir), "--json"],

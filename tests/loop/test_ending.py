@@ -332,7 +332,7 @@ def test_a_forked_child_leaves_its_parents_training_alone(
 
 
 def child_ends(run: Training, end: str) -> None:
-    """What a child does that lives on in a copy of the loop."""
+    """A forked child that continues in a copy of the loop."""
     run.tick()
     if end == "exit":
         assert run.__exit__(SystemExit, SystemExit(0), None) is None

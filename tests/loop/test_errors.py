@@ -1,4 +1,4 @@
-"""What befell a run is one sentence to its user; a slip in the program keeps its line."""
+"""An error of the run is one sentence; a bug in the program keeps its traceback."""
 
 import subprocess
 import sys

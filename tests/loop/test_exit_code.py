@@ -1,4 +1,4 @@
-"""What a program ends with, as found at its end: as a shell sees it, or not known; no wrong 0."""
+"""The exit code found at a program's end: the shell's, or unknown; never a wrong 0."""
 
 import subprocess
 import sys
@@ -68,7 +68,7 @@ UNKNOWN_BEFORE_312 = ("raise SystemExit", "raise Own", "finally:", "with ")
 
 
 def run(tmp_path: Path, text: str, *how: str, python: str = sys.executable) -> tuple[str, int]:
-    """What was found, and the program's real exit code."""
+    """The exit code found, and the program's real one."""
     (tmp_path / "program.py").write_text(text)
     root = Path(__file__).parents[2]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Global random generators that steps draw from: saved in whatever form, or named and refused."""
+"""Global random generators that steps use: saved in any form, or refused by name."""
 
 import random
 from collections.abc import Callable

@@ -67,7 +67,7 @@ class Marks(enum.Flag):
 
 
 class Table(dict):
-    """A dict that counts what is put in by its own method."""
+    """A dict that counts the items set by its own method."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

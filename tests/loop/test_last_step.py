@@ -47,7 +47,7 @@ STEPS = 6
 
 
 class Slow:
-    """Accepts what it has room for, and commits nothing before it is asked to."""
+    """Accepts snapshots while it has room, and commits only when asked."""
 
     def __init__(self, fake: FakeSupervisor) -> None:
         self.fake = fake

@@ -29,7 +29,7 @@ PACES = {
 
 
 class Machine:
-    """A command that saves, and what is kept of it; time is the test's own."""
+    """A command that saves, and its kept checkpoints; the test controls the time."""
 
     def __init__(self, folder: Path, layout: Layout, chance: random.Random, pace: str) -> None:
         self.layout, self.chance, self.pace = layout, chance, pace

@@ -234,7 +234,7 @@ def test_a_supervisor_without_a_trainer_takes_no_term(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def forwarded(port: int, address: str) -> Iterator[None]:
-    """``port`` is the server at ``address`` meanwhile."""
+    """Meanwhile, ``port`` is the server at ``address``."""
     host, _, to = address.rpartition("/")[2].partition(":")
     ours, its = (f"Host: {host}:{number}".encode() for number in (port, to))
     threads: list[threading.Thread] = []

@@ -1,4 +1,4 @@
-"""MLflow itself, with its store in a file: one run, each step once, whatever was cut."""
+"""MLflow with its store in a file: one run, each step once, despite interruptions."""
 
 import sys
 from pathlib import Path

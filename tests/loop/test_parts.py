@@ -1,4 +1,4 @@
-"""Named parts: several trainings of one program as one run, killed wherever it may be."""
+"""Named parts: several trainings of one program as one run, killed at any point."""
 
 import json
 import os
@@ -96,7 +96,7 @@ THREE = f"for name in {PARTS}:\n    train(name)\n"
 
 
 class Walk:
-    """The program, and what it is to end with."""
+    """The program, and its expected result."""
 
     def __init__(self, folder: Path, lines: str = THREE) -> None:
         folder.mkdir(exist_ok=True)
@@ -154,7 +154,7 @@ def steps_of(said: str, name: str) -> list[int]:
 
 
 def ends_of(said: str) -> list[str]:
-    """What the parts ended with, whether they were done before or not."""
+    """The results of the parts, done before or now."""
     lines = [line.split(maxsplit=3) for line in said.splitlines() if line.startswith("ended ")]
     return [f"{name} {evals}" for _, name, _, evals in lines]
 

@@ -1,4 +1,4 @@
-"""The protocol: what goes through unchanged, and what is refused in a sentence."""
+"""The protocol: messages arrive unchanged, or are refused in one sentence."""
 
 import threading
 from pathlib import Path

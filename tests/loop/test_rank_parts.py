@@ -70,7 +70,7 @@ with open(f"end-{{rank}}", "w") as file:
 
 @contextlib.contextmanager
 def launched(folder: Path, way: str, **more: str) -> Iterator[Party]:
-    """Two ranks, started as a launcher does; none is left behind."""
+    """Two ranks, started as a launcher does; both end with the test."""
     program = folder / "walk.py"
     program.write_text(PROGRAM)
     ranks = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500", "WAY": way}
@@ -85,14 +85,14 @@ def launched(folder: Path, way: str, **more: str) -> Iterator[Party]:
 
 
 def ends(folder: Path) -> tuple[object, ...]:
-    """What each rank had at its end, the run's result and its rows."""
+    """Each rank's final state, the run's result and its rows."""
     own = [(folder / f"end-{rank}").read_text() for rank in range(2)]
     return *own, programs.result_of(folder / "run"), outlast.open(str(folder / "run")).rows()
 
 
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[object, ...]]:
-    """What an undisturbed run ends with, by the way that its loops end."""
+    """The result of an undisturbed run, by the way that its loops end."""
     found = {}
     for way in ("total", "finish", "break"):
         folder = tmp_path_factory.mktemp(way)

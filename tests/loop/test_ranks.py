@@ -87,7 +87,7 @@ class Party:
 
 @contextlib.contextmanager
 def launched(tmp_path: Path, size: int = 2, **more: str) -> Iterator[Party]:
-    """``size`` ranks, started as a launcher does; none is left behind."""
+    """``size`` ranks, started as a launcher does; all end with the test."""
     program = tmp_path / "walk.py"
     program.write_text(PROGRAM)
     argv = [sys.executable, str(program), str(tmp_path / "run")]
@@ -111,7 +111,7 @@ def launched(tmp_path: Path, size: int = 2, **more: str) -> Iterator[Party]:
 
 
 def ends(tmp_path: Path, size: int = 2) -> list[str]:
-    """What each rank had at its end, and the run's result."""
+    """Each rank's final state, and the run's result."""
     own = [(tmp_path / f"end-{rank}").read_text() for rank in range(size)]
     return [*own, *map(repr, programs.result_of(tmp_path / "run").items())]
 
@@ -127,7 +127,7 @@ def baseline_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def baseline(baseline_folder: Path) -> list[str]:
-    """What it ended with."""
+    """Its result."""
     return ends(baseline_folder)
 
 

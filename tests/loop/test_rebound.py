@@ -389,7 +389,7 @@ counts
 def test_a_run_killed_after_a_name_is_rebound_is_equal_or_refused(
     tmp_path: Path, name: str, kill: int, how: str
 ) -> None:
-    """The state's object has other references, so that only the next step shows that it is left."""
+    """Other references hold the state's object, so only the next step shows that it is unused."""
     case = ELSEWHERE[name]
     if how == "best":  # a snapshot that cannot wait
         before, state, body, out = ELSEWHERE[name].split("--\n")

@@ -87,7 +87,7 @@ def test_snapshots_go_where_two_of_them_fit(
 
 
 def full_for(monkeypatch: pytest.MonkeyPatch, tries: int) -> list[Path]:
-    """The disk is full for so many snapshots after the proof at step 0; those that were tried."""
+    """The disk is full for a number of snapshots after the proof at step 0; yields the tries."""
     tried: list[Path] = []
     write = snapshot.write
 
@@ -163,7 +163,7 @@ def test_another_disk_error_is_reported_at_once(
 def test_a_stop_without_a_snapshot_writes_none(
     supervisor: FakeSupervisor, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The supervisor has said that it could not be committed in time any more."""
+    """The supervisor said that there was no time left to commit it."""
     supervisor.every = "1000"
 
     def each(step: int) -> None:

@@ -59,7 +59,7 @@ class Case:
         return programs.result_of(self.folder / "undisturbed")
 
     def killed(self, *, pace: str = PACE, commits: int = 1) -> dict[str, bytes]:
-        """Ten times: after so many commits, or right at the start; by SIGKILL, once by Ctrl-C."""
+        """Ten times: after some commits, or right at the start; by SIGKILL, once by Ctrl-C."""
         chance = random.Random(self.folder.name)
         for number in range(KILLS):
             self._killed_once(number, chance, pace, commits)

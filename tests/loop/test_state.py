@@ -1,4 +1,4 @@
-"""What can be saved comes back bit for bit; what cannot is named."""
+"""Supported state is restored bit for bit; other state is refused by name."""
 
 import io
 import math

@@ -62,7 +62,7 @@ def walk(each: Callable[[int], None] | None = None, *, hurry: bool = False) -> T
 
 
 def stopped(each: Callable[[int], None], *, hurry: bool = False) -> int:
-    """The exit code of an attempt that does not come to its end."""
+    """The exit code of an attempt that is interrupted."""
     with pytest.raises(SystemExit) as caught:
         walk(each, hurry=hurry)
     return int(str(caught.value.code))

@@ -199,7 +199,7 @@ def test_generators_created_in_each_step_or_used_only_before_training_pass(
 
 
 class Proxy:
-    """Says what it is by foreign code, which fails."""
+    """An object whose class lookup runs foreign code, which fails."""
 
     @property
     def __class__(self) -> Any:
@@ -268,7 +268,7 @@ def test_a_declared_name_must_exist_in_the_program(supervisor: FakeSupervisor) -
 
 
 class Trainer:
-    """A program's own trainer; what it saves is the test's choice."""
+    """A program's own trainer; the test chooses what it saves."""
 
     def __init__(self, *names: str) -> None:
         self.names = names

@@ -17,7 +17,7 @@ from tests.loop.fake_supervisor import FakeSupervisor
 
 
 class Forgetful:
-    """Puts back what it had at the first steps, where the proof looks, and not what came later."""
+    """Restores values of the first steps, which the proof checks, but no later ones."""
 
     def __init__(self) -> None:
         self.numbers = {"count": 0, "late": 0}

@@ -111,7 +111,7 @@ def test_a_token_in_the_configuration_is_refused_and_not_repeated(own):
 
 
 def on_vm(found: settings.Settings) -> str:
-    """What the VM's metadata has of the commit; empty for none."""
+    """The commit in the VM's metadata; empty if there is none."""
     return found.run_spec("").to_metadata().get("outlast-git", "")
 
 

@@ -68,7 +68,7 @@ class Pulumi:
         return done.stdout + done.stderr
 
     def pinned(self):
-        """What the run's pin was made of."""
+        """The inputs of the run's pin."""
         resources = json.loads(self("stack", "export"))["deployment"]["resources"]
         (pin,) = [one for one in resources if one["type"].endswith(":RunPin")]
         return pin["inputs"]

@@ -88,7 +88,7 @@ def _make(suite: str, made: Path) -> None:
 
 
 def _mirror() -> str:
-    """Where this machine's own apt gets Debian from."""
+    """The Debian mirror of this machine's own apt."""
     wanted = ("Identifier: Packages", "Origin: Debian", "Label: Debian")
     done = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI)", *wanted],

@@ -152,7 +152,7 @@ OPERATOR = 3
 
 @dataclass(frozen=True)
 class Go:
-    """A slot does so many operations; the last of them goes wrong."""
+    """A slot does a number of operations; the last of them fails."""
 
     slot: int
     operations: int
@@ -233,7 +233,7 @@ class Actor:
         self._stopped.acquire()
 
     def step(self, fault: Fault | None = None) -> bool:
-        """Its waiting operation, then on to the next; False if it has come to its end."""
+        """Runs its waiting operation up to the next one; False if it has ended."""
         if self.ended:
             return False
         self._fault = fault
@@ -242,7 +242,7 @@ class Actor:
         return not self.ended
 
     def kill(self) -> None:
-        """The machine is gone: no handler does anything any more."""
+        """The machine is lost: no handler does anything."""
         self.dead = True
         while self.step():
             pass
@@ -527,7 +527,7 @@ class StepClock(FakeClock):
 
 @dataclass(frozen=True)
 class Late:
-    """A request on its way."""
+    """A request in flight."""
 
     sender: Actor
     operation: Operation
@@ -560,7 +560,7 @@ class World:
     # -- events -------------------------------------------------------------------------------
 
     def happen(self, event: Event) -> None:
-        """One event of a plan; what is impossible now does nothing. Raises Broken."""
+        """One event of a plan; an impossible one does nothing. Raises Broken."""
         self.note(f"{event!r}:")
         match event:
             case Go(slot, operations, then):
@@ -823,7 +823,7 @@ class World:
     # -- the end ------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Nothing goes wrong any more: the run comes to its end, and stays there."""
+        """Without further faults, the run ends and stays ended."""
         self._finish(self.slots[OPERATOR])
         for _ in range(12):
             head = self.watch.head
@@ -896,7 +896,7 @@ def _summary(data: bytes) -> str:
 
 
 class Watch:
-    """What must hold after every operation, by what was applied and nothing else."""
+    """The rules that hold after every operation, checked only by the applied operations."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -976,7 +976,7 @@ class Watch:
         self.hold(head.failures >= granted, f"{granted} failures were retried")
 
     def _illegal(self, before: Head, after: Head, sender: Actor) -> Iterator[str]:
-        """What is wrong with one HEAD over another."""
+        """The errors of a HEAD that replaces another."""
         same_term = after.term == before.term
         if (after.resume, after.placement) < (before.resume, before.placement):
             yield "(resume, placement) falls"

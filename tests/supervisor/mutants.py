@@ -61,7 +61,7 @@ def any_nonce_taken_for_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def commits_in_any_term(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An old attempt commits in whatever term its process holds by now."""
+    """An old attempt commits in the term that its process holds now."""
     holding = HeadFile._holding
     monkeypatch.setattr(HeadFile, "_holding", lambda head_file, term=None: holding(head_file))
 
@@ -85,7 +85,7 @@ def swap_repeated_over_whatever_is_there(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def manifest_before_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a manifest names is uploaded after it."""
+    """A manifest is uploaded before the objects that it names."""
     put = MemoryStore.put
     held: list[tuple[str, bytes]] = []
 
@@ -130,7 +130,7 @@ def rows_after_head(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def copies_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy inside the store is taken for what it was copied for, whatever it holds."""
+    """A copy inside the store is accepted without checking its content."""
 
     def copied(
         store: MemoryStore, source: str, path: str, *, source_generation: int, **_: Any
@@ -145,7 +145,7 @@ def copies_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def retention_before_the_swap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the next HEAD drops is deleted while this one names it."""
+    """Objects that the next HEAD drops are deleted while the current HEAD names them."""
     swap = HeadFile.swap
 
     def deleting(head_file: HeadFile, change: Callable[[Head], Head], *, term: int) -> Head:
@@ -160,7 +160,7 @@ def retention_before_the_swap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def folded_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What goes to a page is deleted, as HEAD itself no longer names it."""
+    """Checkpoints that move to a page are deleted, because HEAD no longer names them."""
     swap, note = HeadFile.swap, Committer._note_dropped
     before: set[Checkpoint] = set()
 
@@ -177,7 +177,7 @@ def folded_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sweep_without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sweep takes what HEAD itself does not name, whatever its pages name."""
+    """The sweep deletes objects that HEAD does not name, even if its pages do."""
 
     def kept(store: Store, layout: Layout, head: Head, **_: Any) -> pages.Kept:
         return pages.Kept(head.chain, ())
@@ -201,7 +201,7 @@ def page_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sweep_of_equal_terms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sweep takes what its own term wrote and HEAD does not name yet."""
+    """The sweep deletes objects of the current term that HEAD does not name yet."""
 
     def sweep(committer: Committer) -> None:
         store, layout = committer._store, committer._layout
@@ -215,7 +215,7 @@ def sweep_of_equal_terms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def failed_commit_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit that raised deletes what it uploaded, whatever the fate of its swap."""
+    """A failed commit deletes its uploads, even if its swap may have succeeded."""
     commit = Committer.commit
 
     def cleaning(committer: Committer, folder: Path, **named: Any) -> Checkpoint:
@@ -231,7 +231,7 @@ def failed_commit_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def term_taken_without_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A successor works under the number of the one before."""
+    """A successor reuses its predecessor's term."""
 
     def change(look: Look, claim: Claim, decision: Decision) -> Decision:
         if decision.act is not Act.TAKE or decision.head is None or not isinstance(look, Head):
@@ -272,7 +272,7 @@ def retry_without_membership(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def restore_without_hash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was downloaded is taken as it came."""
+    """Downloads are accepted without a check."""
 
     def download(reader: Reader, checkpoint: Checkpoint, entry: Any, to: Path) -> None:
         to.parent.mkdir(parents=True, exist_ok=True)

@@ -85,7 +85,7 @@ def in_parts() -> Iterator[None]:
 
 
 class Crash(BaseException):
-    """The machine is gone: no handler runs, as none would."""
+    """The machine is lost: no handler runs, as on a real machine."""
 
 
 class How(Enum):
@@ -260,7 +260,7 @@ def final_state() -> str:
 
 @dataclass
 class Played:
-    """What a disturbed run left, for the check."""
+    """The objects that a disturbed run left, for the check."""
 
     bucket: MemoryStore
     name: str

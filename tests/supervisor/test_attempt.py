@@ -983,7 +983,7 @@ def test_a_member_takes_over_from_a_silent_successor(world: World) -> None:
 
 
 def test_a_member_takes_over_from_a_successor_whose_attempt_has_ended(world: World) -> None:
-    """One that was no member, and was deleted: however long a silence it would have been."""
+    """The successor is not a member and was deleted: its silence does not matter."""
     vm = world.boot(
         fenced_script(world, members=None), finish, spec=spec_with(successor_silence=1000.0)
     ).start()
@@ -1074,7 +1074,7 @@ def test_an_upload_of_an_earlier_term_is_not_committed_in_a_later_one(world: Wor
 
 
 def test_a_failed_machine_frozen_before_it_left_harms_no_resumed_run(world: World) -> None:
-    """The operator resumes in a new group; the old one thaws, finds its group gone, and ends."""
+    """The operator resumes in a new group; the old VM thaws, finds no group, and ends."""
     frozen, thaw = threading.Event(), threading.Event()
 
     def around(operation: Operation, perform: Callable[[], Any]) -> Any:

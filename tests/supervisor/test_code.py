@@ -203,7 +203,7 @@ def pip(monkeypatch: pytest.MonkeyPatch) -> Pip:
 
 @pytest.fixture
 def asked(tmp_path: Path) -> Path:
-    """A folder with what is asked for, and nothing else."""
+    """A folder with only the requested requirements."""
     (tmp_path / "asked").mkdir()
     return tmp_path / "asked"
 

@@ -24,7 +24,7 @@ FAILS = "echo 'NVIDIA-SMI has failed' >&2; exit 9"
 
 @pytest.fixture
 def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Puts an `nvidia-smi` of these lines first on the path; without any there is none."""
+    """Puts an `nvidia-smi` with these lines first on the path; no lines, no program."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")

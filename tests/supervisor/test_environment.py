@@ -307,7 +307,7 @@ def test_pips_temporary_files_are_beside_the_environment(
 
 
 class Index:
-    """A package index that lets in who names the token."""
+    """A package index that accepts requests with the token."""
 
     def __init__(self, wheels: Path, refuses: Callable[[], bool]) -> None:
         self.passwords: list[str] = []

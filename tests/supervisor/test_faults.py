@@ -43,7 +43,7 @@ class HurriedClock(FakeClock):
 
 
 class Bucket:
-    """A bucket of the local cloud, and what is wrong with it."""
+    """A bucket of the local cloud, and its faults."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -244,7 +244,7 @@ def test_the_requested_pause_is_used_up_to_a_cap(
 
 
 def test_a_server_that_asks_for_a_pause_gets_it(bucket: Bucket, clock: FakeClock) -> None:
-    """By a writer, who repeats the write himself."""
+    """By a writer that repeats the write itself."""
     bucket.fault("before", {"status": 503, "retry_after_sec": 40}, object="/x$", method="POST")
     path = f"{bucket.layout.root}x"
     Patience(clock)(lambda: bucket.store.put(path, b"x", if_generation_match=0))

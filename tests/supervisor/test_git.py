@@ -205,7 +205,7 @@ def test_a_git_lfs_file_is_named_where_it_would_be_read(repository: Path, tmp_pa
 def test_all_refs_are_fetched_from_a_host_that_refuses_unnamed_commits(
     repository: Path, tmp_path: Path, notes: Path
 ):
-    """Hosts of protocol 0 may refuse what is not a branch's newest."""
+    """Hosts of protocol 0 may refuse commits other than a branch's newest."""
     first = git(repository, "rev-parse", "HEAD")
     commit(repository, {"more.py": "\n"})
     url = f"ssh://git@git.example{repository}"

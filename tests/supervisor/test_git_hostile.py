@@ -43,7 +43,7 @@ class Hostile:
         return made.id
 
     def tree(self, *entries: tuple[bytes, int, bytes]) -> bytes:
-        """Names as they are given, which git itself would not write."""
+        """Writes names unchecked, which git itself would refuse."""
         raw = b"".join(
             b"%o %s\0" % (mode, name) + bytes.fromhex(sha.decode()) for name, mode, sha in entries
         )
@@ -211,7 +211,7 @@ def test_a_repositorys_hooks_and_filters_are_files_and_never_run(
 
 
 class _Host(BaseHTTPRequestHandler):
-    """Sends everything on to another host, or is the other one; notes who shows what."""
+    """Redirects to another host, or is that host; records the credentials of each request."""
 
     protocol_version = "HTTP/1.1"
 

@@ -1,4 +1,4 @@
-"""Wheels from the bucket: those that the locked file or HEAD names, and no others."""
+"""Wheels from the bucket: only those that the locked file or HEAD names."""
 
 import copy
 import hashlib

@@ -1,4 +1,4 @@
-"""What the record of an attempt's end says of steps that a notice left no time for."""
+"""The record of an attempt's end names the steps that a short notice lost."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -62,7 +62,7 @@ def leaves_with(world: World, *, in_flight: bool) -> Callable[[Life], int]:
 
 
 def test_a_step_lost_for_lack_of_time_is_reported_with_the_times(world: World) -> None:
-    """A commit was on its way, and there was no time for another one."""
+    """A commit was in flight, and there was no time for another one."""
     end = stopped(world, leaves_with(world, in_flight=True), notice=1.5 * COMMIT_SEC)
     assert (end.reason, end.step, end.committed) == (Reason.PREEMPTED, 4, 3)
     assert end.message.startswith("the machine stops; step 4 is not committed, step 3 is: 1.")

@@ -165,7 +165,7 @@ class Machines:
         return end
 
     def logs_of(self, term: int) -> dict[str, str]:
-        """What an attempt left in LOG_DIR."""
+        """The files that an attempt left in LOG_DIR."""
         folder = f"{LAYOUT.attempts}{term:06d}/logs/"
         items = [item.path for item in self.store.list(folder)]
         return {path.removeprefix(folder): self.store.get(path)[0].decode() for path in items}
@@ -238,7 +238,7 @@ def test_a_run_is_killed_interrupted_and_finished(machines: Machines) -> None:
     ids=["mid-upload", "mid-commit"],
 )
 def test_a_frozen_vm_is_fenced_when_it_wakes(machines: Machines, freeze: dict[str, str]) -> None:
-    """The frozen one is not in the group any more; what it does after SIGCONT changes nothing."""
+    """The frozen VM is no longer in the group; its work after SIGCONT changes nothing."""
     gate = {"outlast-arg-gate": str(machines.gate), "outlast-arg-gate-at": "15"}
     old = machines.boot(**gate, **freeze)
     machines.wait_frozen(old)
@@ -300,7 +300,7 @@ def test_code_from_anywhere_else_is_refused(machines: Machines, tmp_path: Path) 
 
 
 def test_a_full_boot_disk_ends_no_training(machines: Machines) -> None:
-    """Neither what the supervisor says nor what its trainer prints can be written."""
+    """Neither the supervisor's nor the trainer's output can be written."""
     vm = machines.boot(full=True)
     assert vm.wait(60) == 0
     machines.check_finished()
@@ -336,8 +336,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_folders_of_killed_supervisors_are_removed(temporary: Path) -> None:
-    """What a living one holds stays, and so does everything that is not a folder of a
-    supervisor."""
+    """Folders of living supervisors and all other folders stay."""
     killed, held = on_computer._make_work()
     (killed / "snapshot").mkdir()
     (killed / "snapshot" / "arrays").write_bytes(b"x")

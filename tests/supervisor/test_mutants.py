@@ -35,7 +35,7 @@ from tests.supervisor.world import a_world
 
 
 class Bench:
-    """What the checks are given."""
+    """The arguments of the checks."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.monkeypatch = monkeypatch

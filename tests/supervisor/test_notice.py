@@ -1,4 +1,4 @@
-"""What the machine says of its end."""
+"""The notices of a machine's end."""
 
 import queue
 import signal

@@ -51,7 +51,7 @@ class Away:
         return head_file
 
     def phase(self, name: str) -> Callable[[], object]:
-        """What is done while the store is away."""
+        """The work of an attempt's phase during an outage of the store."""
         if name == "boot":
             return lambda: self.head_file().take_term(CLAIM)
         committer = Committer(self.taken())

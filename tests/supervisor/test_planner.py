@@ -1,4 +1,4 @@
-"""What is begun with the seconds that are left, and what is not."""
+"""Which commits are begun in the seconds that are left."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ MB = 1_000_000
 
 
 def outlook(**changed: Any) -> Outlook:
-    """30 s left at 100 MB/s, a state of 500 MB, nothing on its way."""
+    """30 s left at 100 MB/s, a state of 500 MB, no commit in flight."""
     known: dict[str, Any] = {
         "left_sec": 30.0,
         "in_flight_bytes": None,
@@ -167,7 +167,7 @@ def test_a_snapshot_is_requested_only_if_it_can_be_committed(
 
 
 def test_the_commit_in_flight_is_finished_and_no_other_begun(world: World) -> None:
-    """Two do not fit into what is left, one does."""
+    """One fits into the time left, two do not."""
     proceed, offered = threading.Event(), threading.Event()
     store, begun = throttled(world, upload_sec=0.8, after=proceed)
 

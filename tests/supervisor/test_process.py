@@ -81,7 +81,7 @@ def test_an_endless_line_is_truncated(tmp_path: Path) -> None:
 
 
 def test_killing_a_trainer_ends_its_children(tmp_path: Path) -> None:
-    """A child in a separate session, and one whose parent has gone."""
+    """A child in a separate session, and one whose parent has ended."""
     pids = tmp_path / "pids"
     program = (
         "import os, subprocess, sys, time\n"

@@ -81,7 +81,7 @@ def test_ten_equal_ends_in_a_row_end_the_run(
 
 
 def test_a_stop_during_a_crash_keeps_its_own_reason(world: World) -> None:
-    """What the machine's end broke is not a fault of the next machine's."""
+    """An error caused by the machine's end does not count against the next machine."""
     reached, proceed = threading.Event(), threading.Event()
 
     def around(operation: Operation, perform: Callable[[], Any]) -> Any:

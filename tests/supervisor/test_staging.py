@@ -212,7 +212,7 @@ def test_a_long_download_does_not_count_as_a_stall(
 
 
 def test_all_ranks_share_one_fetch_and_one_path(world: World) -> None:
-    """Each on a separate connection; a word of one that waits is not a word of the training."""
+    """Each has a separate connection; a waiting rank's message is not the training's."""
     reads, ranks = [], 4
     together = threading.Barrier(ranks)
 

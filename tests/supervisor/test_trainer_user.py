@@ -87,7 +87,7 @@ def unharmed(outside: Path) -> Iterator[None]:
 
 
 def plant(own: Path, outside: Path, how: str) -> Path:
-    """What a trainer leaves in its folder in the place of `below/file`; the file."""
+    """Things that a trainer may plant instead of `below/file`; the file."""
     file = own / "below/file"
     file.unlink()
     if how == "link":

@@ -14,7 +14,7 @@ from tests.supervisor.world import SPEC
 
 
 def site(monkeypatch: pytest.MonkeyPatch, vm: Path) -> Site:
-    """What the supervisor of a VM with its files in ``vm`` works with."""
+    """The folders that the supervisor of a VM with its files in ``vm`` uses."""
 
     def rooted(path: str) -> Path:
         return vm / path.lstrip("/")

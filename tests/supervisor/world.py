@@ -80,7 +80,7 @@ SPEC = RunSpec(
 
 
 def wait_until(condition: Callable[[], Any], what: str = "the condition") -> Any:
-    """What the condition gives once it is true."""
+    """Returns the condition's value once it is true."""
     end = time.monotonic() + WAIT_SEC
     while not (found := condition()):
         assert time.monotonic() < end, f"{what} did not come true in {WAIT_SEC:.0f} s"

@@ -77,7 +77,7 @@ def through(folder: Path, mine: Any, theirs: Any, begun: Any) -> None:
 
 
 def train(net: Any) -> None:
-    """What a step may leave in attributes."""
+    """Values that a step may leave in attributes."""
     net.steps += 1
     out = net.fc(torch.ones(2))
     net.hidden = out * 2  # the result of a computation, kept for the next step
@@ -192,7 +192,7 @@ class LateModule(nn.Linear):
 def test_attributes_are_restored_into_objects_without_attributes(
     tmp_path: Path, fresh: bool
 ) -> None:
-    """And those of objects that have none any more are gone."""
+    """Attributes that the checkpoint lacks are removed."""
 
     def start() -> dict[str, Any]:
         module = LateModule(1, 1)

@@ -19,5 +19,5 @@ def load(folder: Path, target: dict[str, Any]) -> None:
 
 
 def same(one: dict[str, Any], two: dict[str, Any]) -> str | None:
-    """Where two states differ; None if every bit is the same."""
+    """The place where two states differ; None if every bit is the same."""
     return verify.difference(state.capture_all(one), state.capture_all(two))
