@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outlast.base.http_client import RequestFailed, ask
+from outlast.base.retry import Trouble
 from outlast.cloud import credentials
 
 ENDPOINT = "https://compute.googleapis.com/compute/v1/"
@@ -31,6 +32,9 @@ Json = dict[str, Any]
 
 class ComputeError(Exception):
     """An answer that is not a success; `status` is 0 without an answer."""
+
+    trouble: Trouble | None = None
+    """None for an answer that another try would get again (`outlast.base.retry`)."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -158,8 +162,9 @@ def ask_google(
     except RequestFailed as error:
         if error.status == 404:
             raise Missing(404, str(error)) from None
-        kind = ComputeError if error.trouble is None else CannotAsk
-        raise kind(error.status, str(error)) from None
+        failed = (ComputeError if error.trouble is None else CannotAsk)(error.status, str(error))
+        failed.trouble = error.trouble
+        raise failed from None
 
 
 def _token() -> str:

@@ -118,15 +118,15 @@ def test_the_default_scenario_can_be_played():
 class Calls(Compute):
     """Keeps the calls that change something, and refuses those of one path."""
 
-    def __init__(self, refused: str = "", status: int = 404) -> None:
+    def __init__(self, refused: str = "", status: int = 404, why: str = "refused") -> None:
         super().__init__(PROJECT)
         self.made: list[str] = []
-        self._refused, self._status = refused, status
+        self._refused, self._status, self._why = refused, status, why
 
     def call(self, method: str, path: str, *_: Any, **__: Any) -> dict[str, Any]:
         self.made.append(f"{method} {path}")
         if self._refused and self._refused in path:
-            raise ComputeError(self._status, f"{path}: refused")
+            raise ComputeError(self._status, f"{path}: {self._why}")
         return {}
 
 
@@ -267,6 +267,11 @@ REFUSALS = {
         {"name": "p", "quotas": [{"metric": "CPUS_ALL_REGIONS", "limit": 12.0, "usage": 8.0}]},
         "quota CPUS_ALL_REGIONS of p: 12, of which 8 are used, must leave 6",
     ),
+    "no default network": (
+        "GET /global/networks/default",
+        (404, "not found"),
+        "has no network default, which the rehearsal's VMs use",
+    ),
     "no such zone": (
         "GET /machineTypes/e2-small",
         (404, "not found"),
@@ -374,6 +379,26 @@ def test_an_assumption_that_does_not_hold_is_found(change: Any, failed: Any, una
     for name in OF_A_VM:
         outcome = Outcome.FAILS if name in failed else Outcome.HOLDS
         assert found[name] is (Outcome.UNASKED if name in unasked else outcome), name
+
+
+@pytest.mark.parametrize(
+    ("status", "why", "outcome"),
+    [
+        (400, "Invalid value for scheduling.preemptionNoticeDuration", Outcome.FAILS),
+        (400, "The referenced network resource cannot be found.", Outcome.UNASKED),
+        (403, "Constraint constraints/compute.vmExternalIpAccess violated", Outcome.UNASKED),
+        (503, "no capacity for a Spot VM with a notice", Outcome.UNASKED),
+    ],
+)
+def test_a_refusal_speaks_against_an_assumption_if_it_names_its_fields(
+    status: int, why: str, outcome: Outcome
+):
+    calls = Calls("instances", status, why)
+    asked = probes.Probes(calls, Project(PROJECT), MemoryStore(), "z", "i", Heard().say)
+    with pytest.raises(ComputeError):
+        asked._accepted("spot-notice", "zones/z/instances", {}, ("notice",))
+    found = {a.assumption.name: a.outcome for a in asked.answers(with_run=False)}
+    assert found["spot-notice"] is outcome
 
 
 def test_a_vm_that_says_nothing_answers_nothing():
@@ -504,6 +529,23 @@ def test_credentials_that_expire_midway_leave_what_a_second_call_deletes(
     heard.lines.clear()
     rehearse.clean_up(ORDER, heard)
     assert heard.lines == [f"project {PROJECT}: nothing of a rehearsal exists"]
+
+
+def test_a_clean_up_outlasts_a_network_that_fails(
+    shell: FullCloud, monkeypatch: pytest.MonkeyPatch
+):
+    google = rehearse._Google(ORDER, Heard())
+    google.cloud.make_bucket(names.bucket_of(PROJECT), "us-central1")
+    failures = iter([503, 0])
+
+    def flaky(url: str, **how: Any) -> Answer:
+        if "instanceTemplates" in url and (status := next(failures, None)) is not None:
+            raise RequestFailed(status, f"{how['what']}: no answer")
+        return ask(url, **how)
+
+    monkeypatch.setattr(api, "ask", flaky)
+    rehearse.clean_up(ORDER, Heard())
+    assert left(shell) == {} and next(failures, None) is None
 
 
 def test_a_running_rehearsal_is_left_alone_and_so_is_what_is_not_a_rehearsals(shell: FullCloud):

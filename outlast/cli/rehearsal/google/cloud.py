@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from outlast.base.retry import BRIEF
 from outlast.bucket.history import Attempt, History
 from outlast.cli.errors import UsageError
 from outlast.cli.rehearsal.google import budget, names
@@ -156,7 +157,8 @@ class GoogleCloud:
         """
         with asking(self._compute.project):
             try:
-                return int(self._compute.call("GET", _group(group, place))["targetSize"])
+                found = BRIEF(lambda: self._compute.call("GET", _group(group, place)))
+                return int(found["targetSize"])
             except Missing:
                 return None
 
@@ -164,7 +166,8 @@ class GoogleCloud:
         """Codes of what kept the group from creating VMs. Raises RehearsalError."""
         with asking(self._compute.project):
             try:
-                listed = self._compute.listed(f"{_group(group, place)}/listErrors")
+                path = f"{_group(group, place)}/listErrors"
+                listed = BRIEF(lambda: list(self._compute.listed(path)))
                 return [str(item["error"]["code"]) for item in listed]
             except Missing:
                 return []
@@ -172,13 +175,13 @@ class GoogleCloud:
     def vms(self) -> list[dict[str, Any]]:
         """The VMs of both runs. Raises RehearsalError."""
         with asking(self._compute.project):
-            listed = list(self._compute.aggregated("instances"))
+            listed = BRIEF(lambda: list(self._compute.aggregated("instances")))
         return [{"name": one["name"], "group": None} for one in listed if _is_of_run(one)]
 
     def has_bucket(self, bucket: str) -> bool:
         """Whether the rehearsal's bucket exists. Raises RehearsalError."""
         with asking(self._compute.project):
-            return self._leftovers.bucket() is not None
+            return BRIEF(self._leftovers.bucket) is not None
 
     def make_bucket(self, name: str, region: str) -> None:
         """Creates the rehearsal's bucket, which the stacks adopt. Raises RehearsalError."""
@@ -189,7 +192,7 @@ class GoogleCloud:
     def audit(self) -> dict[str, Any]:
         """What exists of both runs, without the probes' own, by kind. Raises RehearsalError."""
         with asking(self._compute.project):
-            found: Found = self._leftovers.find()
+            found: Found = BRIEF(self._leftovers.find)
         kept = {
             kind: [one for one in there if names.PROBE not in one] for kind, there in found.items()
         }

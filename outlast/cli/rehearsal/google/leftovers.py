@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from outlast.base.retry import Limits, Patience
 from outlast.cli.errors import RehearsalError
 from outlast.cli.rehearsal.google import names
 from outlast.cli.rehearsal.google.preflight import asking, meaning
@@ -25,6 +26,9 @@ DELETE_SEC = 300.0
 SETTLE_SEC = 5.0
 """Seconds between the two looks that must find nothing: a call that was cut off may still create
 something."""
+
+_PATIENCE = Patience(limits=Limits(silent_sec=CLEAN_SEC))
+"""A network that fails for minutes must not leave VMs behind."""
 
 Found = dict[str, list[str]]
 """Names or paths by kind; every kind has an entry."""
@@ -94,7 +98,7 @@ class Leftovers:
         clean = 0
         while True:
             with asking(self._project.project):
-                found = self.find()
+                found = _PATIENCE(self.find)
             if not any(found.values()):
                 clean += 1
                 if clean == 2:

@@ -105,6 +105,13 @@ def check(compute: Compute, project: Project, zone: str) -> None:
         found = compute.call("GET", "")
         held = project.permissions(PERMISSIONS)
         try:
+            compute.call("GET", "global/networks/default")
+        except Missing:
+            raise RehearsalError(
+                f"project {name}: has no network default, which the rehearsal's VMs use; create it"
+                f" with gcloud compute networks create default --project {name}."
+            ) from None
+        try:
             kind = compute.call("GET", f"zones/{zone}/machineTypes/{names.MACHINE_TYPE}")
             region = compute.call("GET", f"regions/{names.region_of(zone)}")
         except Missing:

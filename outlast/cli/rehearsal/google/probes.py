@@ -37,6 +37,11 @@ POLL_SEC = 2.0
 PREFIX, OTHER = "probe", "probe-other"
 KNOWN = b"known"
 PYTHONS = ("3.11", "3.12", "3.13")
+_OF_A_GROUP = (
+    *("distribution", "shape", "redistribution", "maxsurge", "maxunavailable"),
+    *("replacementmethod", "changingzone", "onrepair", "updateonrepair"),
+)
+"""Words of the fields of a regional group, in lower case."""
 _LINE = re.compile(r"outlast-probe ([a-z-]+)=(\S*)")
 
 
@@ -166,7 +171,7 @@ class Probes:
             },
         }
         path = f"regions/{names.region_of(self._zone)}/instanceGroupManagers"
-        self._accepted("regional-group", path, group)
+        self._accepted("regional-group", path, group, _OF_A_GROUP)
         self._compute.order("DELETE", f"{path}/{name}", limit_sec=BOOT_SEC)
 
     def _ask_e2(self) -> None:
@@ -189,14 +194,19 @@ class Probes:
             self._compute.order("DELETE", f"{path}/{name}", limit_sec=BOOT_SEC)
             self._answer("e2-must-migrate", False, "it was created")
 
-    def _accepted(self, name: str, path: str, body: Mapping[str, Any]) -> None:
-        """Answers that a call is accepted, or refused as wrong. Any other refusal says nothing
-        about the assumption. Raises ComputeError in both cases.
+    def _accepted(
+        self, name: str, path: str, body: Mapping[str, Any], about: tuple[str, ...]
+    ) -> None:
+        """Answers that a call is accepted, or that it is refused because of a field that `about`
+        names. Any other refusal says nothing about the assumption. Raises ComputeError in both
+        cases.
         """
         try:
             self._compute.order("POST", path, body, limit_sec=BOOT_SEC)
         except ComputeError as error:
-            self._answer(name, False if error.status in (400, 409) else None, str(error))
+            said = str(error).lower()
+            refused = error.status == 400 and any(word in said for word in about)
+            self._answer(name, False if refused else None, str(error))
             raise
         self._answer(name, True, "accepted")
 
@@ -236,7 +246,7 @@ class Probes:
             ),
         }
         path = f"zones/{self._zone}/instances"
-        self._accepted("spot-notice", path, body)
+        self._accepted("spot-notice", path, body, ("notice", "scheduling", "maxrunduration"))
         found = self._read_vm(f"{path}/{names.PROBE}")
         self._judge_vm(found)
         self._judge_attributes(f"{path}/{names.PROBE}", found)
@@ -248,8 +258,11 @@ class Probes:
         found: dict[str, str] = {}
         while "end" not in found and time.monotonic() < deadline:
             time.sleep(POLL_SEC)
-            output = str(self._compute.call("GET", f"{path}/serialPort").get("contents") or "")
-            found = dict(_LINE.findall(output))
+            try:
+                answer = self._compute.call("GET", f"{path}/serialPort")
+            except Missing:
+                break  # Its run limit has come.
+            found = dict(_LINE.findall(str(answer.get("contents") or "")))
         return found
 
     def _judge_vm(self, found: Mapping[str, str]) -> None:

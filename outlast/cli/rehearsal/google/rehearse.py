@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from outlast.base.retry import BRIEF
 from outlast.bucket.store import Store, StoreError, open_store
 from outlast.cli import cloud as clouds
 from outlast.cli import engine
@@ -138,7 +139,7 @@ class _Google:
         RehearsalError if one is running, or if something could not be deleted.
         """
         with preflight.asking(self.order.project):
-            found = self.leftovers.find()
+            found = BRIEF(self.leftovers.find)
         if not any(found.values()):
             return False
         if found["buckets"]:
@@ -167,16 +168,24 @@ class _Google:
         """Takes the project for this rehearsal: creates the bucket with the lease; at the end,
         deletes everything, whatever happened. `token`: marks every process that it starts.
         """
-        self.cloud.make_bucket(self._bucket, names.region_of(self.order.zone))
-        os.environ[clouds.TOKEN_VARIABLE] = token
+        refused = False
         try:
+            try:
+                self.cloud.make_bucket(self._bucket, names.region_of(self.order.zone))
+            except RehearsalError:
+                refused = True  # Nothing exists, and a clean-up would hide the reason.
+                raise
+            os.environ[clouds.TOKEN_VARIABLE] = token
             with self._reading(), lease.held(self.store, lease.Holder.ours(token)):
                 yield
         finally:
-            with uninterrupted():
-                end_strays(token)
-                self.leftovers.delete(self.watcher.say)
-                self.watcher.say(f"project {self.order.project}: nothing of the rehearsal is left")
+            if not refused:
+                with uninterrupted():
+                    end_strays(token)
+                    self.leftovers.delete(self.watcher.say)
+                    self.watcher.say(
+                        f"project {self.order.project}: nothing of the rehearsal is left"
+                    )
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
