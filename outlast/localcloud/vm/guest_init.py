@@ -45,7 +45,7 @@ KERNEL = "kernel"
 # Name prefix of a VM's folders in /tmp and in memory.
 TEMPORARY_PREFIX = "outlast-vm-"
 
-USERS = Path(__file__).with_name("guest_users.py")
+MOUNTS = Path(__file__).with_name("guest_mounts.py")
 USER_ATTRIBUTE = "outlast-trainer-user"
 """Attribute that is set if the VM has users besides root."""
 
@@ -269,8 +269,10 @@ class Init:
         null = os.open(os.devnull, os.O_RDONLY)
         self._script_folder = folder
         argv = ["/bin/bash", "-c", str(file)]
-        if attributes.get(USER_ATTRIBUTE) and not os.geteuid():
-            argv = [sys.executable, "-I", "-S", str(USERS), *self._places(), "--", *argv]
+        if not os.geteuid():
+            places = self._places() if attributes.get(USER_ATTRIBUTE) else []
+            run = str(self._root / "run")
+            argv = [sys.executable, "-I", "-S", str(MOUNTS), run, *places, "--", *argv]
         self._script = os.posix_spawn(
             argv[0],
             argv,
@@ -288,7 +290,7 @@ class Init:
     def _places(self) -> list[str]:
         """The paths that the VM's other users must reach: its disk, its memory and its programs."""
         links = (self._root / "dev/shm", self._root / "opt/outlast")
-        places = (self._root, *(link for link in links if link.exists()), sys.executable, USERS)
+        places = (self._root, *(link for link in links if link.exists()), sys.executable, MOUNTS)
         return [str(place) for place in places]
 
     def _attributes(self) -> dict[str, str]:

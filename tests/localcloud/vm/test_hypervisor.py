@@ -213,6 +213,32 @@ def test_a_guest_sees_only_its_own_machine(tmp_path: Path) -> None:
     play(tmp_path / "a-long-name-that-leaves-no-room" / "for-a-socket" / "state", scene)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_nothing_is_executed_from_run(tmp_path: Path) -> None:
+    script = """
+      cd "$OUTLAST_ROOT"
+      for folder in run tmp; do
+        printf '#!/bin/bash\necho executed in %s\n' $folder >$folder/program
+        chmod +x $folder/program
+        $folder/program
+      done
+      echo all was tried
+    """
+
+    async def scene(host: Host) -> None:
+        guest = await host.boot(script)
+        assert guest.serial
+        serial = guest.serial
+        await until(lambda: "all was tried" in serial.read_text())
+        said = serial.read_text()
+        assert "executed in tmp" in said
+        assert "executed in run" not in said and "Permission denied" in said
+        # The folder is the same one for the cloud.
+        assert (guest.root / "run/program").exists()
+
+    play(tmp_path, scene)
+
+
 def test_vm_without_startup_script_lives(tmp_path: Path) -> None:
     async def scene(host: Host) -> None:
         guest = await host.boot("")
@@ -533,6 +559,8 @@ def test_processes_above_the_limit_are_killed_and_the_vm_lives(
     text = guests.INIT.read_text()
     assert "MAX_PROCESSES = 4096\n" in text
     limited.write_text(text.replace("MAX_PROCESSES = 4096\n", "MAX_PROCESSES = 20\n"))
+    beside = guests.INIT.with_name("guest_mounts.py")
+    (tmp_path / beside.name).write_text(beside.read_text())
     monkeypatch.setattr(guests, "INIT", limited)
 
     async def scene(host: Host) -> None:

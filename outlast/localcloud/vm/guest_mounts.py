@@ -1,11 +1,16 @@
-"""Starts a command of a local VM so that the VM's other users can reach the VM's disk.
+"""Starts a command of a local VM in a mount namespace of the VM, with the mounts of a machine.
 
-    guest_users.py PATH … -- COMMAND …
+    guest_mounts.py RUN PATH … -- COMMAND …
 
-The disk is in folders of the cloud's owner that no other user may search, and that stays so for the
-rest of the machine. In a mount namespace for the VM, each such folder above a PATH can be searched,
-with the same content and modes. Needs root; without the right to create a namespace the command is
-started anyway. Standard library only, because it must start in milliseconds.
+No program may be executed from the folder RUN, as from /run of a Debian whose initrd is of
+initramfs-tools (its `init`: `mount -t tmpfs -o "nodev,noexec,nosuid,…" tmpfs /run`).
+
+The VM's other users can reach each PATH: the disk is in folders of the cloud's owner that no other
+user may search, and that stays so for the rest of the machine. In the namespace, each such folder
+above a PATH can be searched, with the same content and modes.
+
+Needs root; without the right to create a namespace the command is started anyway. Standard library
+only, because it must start in milliseconds.
 """
 
 import ctypes
@@ -15,13 +20,24 @@ import sys
 from pathlib import Path
 
 CLONE_NEWNS = 0x00020000
-MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+
+
+def enter() -> None:
+    """Moves this process into a new namespace. Raises OSError if the kernel refuses."""
+    _checked(_libc().unshare(CLONE_NEWNS), "unshare")
+    _mount("none", "/", "", MS_REC | MS_PRIVATE)
+
+
+def forbid_execution(folder: str) -> None:
+    """Forbids to execute files of a folder, which stays the same one. Raises OSError."""
+    _mount(folder, folder, "", MS_BIND)
+    _mount("none", folder, "", MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
 def reach(paths: list[str]) -> None:
-    """Makes the paths reachable in a new namespace. Raises OSError if the kernel refuses."""
-    _checked(_libc().unshare(CLONE_NEWNS), "unshare")
-    _mount("none", "/", "", MS_REC | MS_PRIVATE)
+    """Makes the paths reachable for all users. Raises OSError if the kernel refuses."""
     for path in paths:
         place = Path(os.path.realpath(path))
         for folder in (*reversed(place.parents), place):
@@ -71,9 +87,15 @@ def main(argv: list[str]) -> None:
     """Replaces this process with the command."""
     split = argv.index("--")
     try:
-        reach(argv[:split])
+        enter()
+        reach(argv[1:split])
+        forbid_execution(os.path.realpath(argv[0]))
     except OSError as error:
-        print(f"guest_users: {error}; only root reaches this VM's disk", file=sys.stderr)
+        print(
+            f"guest_mounts: {error}; only root reaches this VM's disk, and its /run lets programs "
+            "be executed",
+            file=sys.stderr,
+        )
     os.execv(argv[split + 1], argv[split + 1 :])
 
 
