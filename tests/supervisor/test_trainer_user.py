@@ -34,6 +34,7 @@ from outlast.supervisor.process import Exited, TrainerProcess
 from outlast.supervisor.rooms import Rooms
 from outlast.supervisor.trainer_log import TrainerLog
 from outlast.supervisor.trainer_user import TrainerUser, TrainerUserRefused
+from tests.another_user import needs_python
 from tests.log_lines import log_lines
 from tests.stores import FakeClock
 from tests.supervisor.test_parts import check_done, program
@@ -280,6 +281,7 @@ def ends_into(ends: list[Exited], gone: threading.Event) -> Callable[[Exited], N
 
 @as_root
 def test_a_trainer_starts_as_its_user_and_gains_no_rights(open_folder: Path) -> None:
+    needs_python()
     user = TrainerUser(open_folder / "home")
     user.make(user.home)
     user.make(open_folder / "cwd")
@@ -308,6 +310,7 @@ def test_a_trainer_starts_as_its_user_and_gains_no_rights(open_folder: Path) -> 
 
 @as_root
 def test_a_program_that_the_user_may_not_run_is_named(open_folder: Path) -> None:
+    needs_python()
     user = TrainerUser(open_folder / "home")
     user.make(open_folder / "cwd")
     program = open_folder / "program"
@@ -506,6 +509,7 @@ kill "$(cat pid)"
 def test_the_users_packets_to_the_metadata_server_are_refused_and_dns_is_not(
     tmp_path: Path,
 ) -> None:
+    needs_python()
     for name, text in (("server.py", SERVER), ("vm.py", VM), ("world.sh", WORLD)):
         (tmp_path / name).write_text(textwrap.dedent(text))
     (tmp_path / "ready").touch()
