@@ -6,6 +6,7 @@ others. `wait_of` is the rule, `look` asks.
 """
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -19,6 +20,7 @@ from outlast.bucket.history import Boot
 from outlast.cloud import refusals
 from outlast.cloud.compute import Compute, ComputeError, Group
 
+POLL_SEC = 0.5
 _BOOT = timedelta(seconds=BOOT_SEC)
 _FIRST_VM = timedelta(seconds=300)
 """Seconds within which a group creates its first VM, unless it reports an error."""
@@ -148,6 +150,20 @@ def _refused(errors: Sequence[Refusal]) -> str:
     said = f": {last.message}" if last.message else ""
     why = f"its group cannot create a VM: {codes} (tries: {len(errors)}){said}"
     return _joined(why.rstrip("."), refusals.remedy(last.code, last.message))
+
+
+def stuck(group: Group, *, patience_sec: float = 0.0) -> str:
+    """Why the group has no VM, in the platform's own words, and what to do; empty if it has one,
+    needs none, or does not answer. Waits for a VM or an error, if `patience_sec` is given.
+    """
+    deadline = time.monotonic() + patience_sec
+    while True:
+        seen = look(group)
+        if seen is None or seen.size == 0 or seen.vm:
+            return ""
+        if seen.errors or time.monotonic() >= deadline:
+            return _refused(seen.errors)
+        time.sleep(POLL_SEC)
 
 
 def look(group: Group) -> Seen | None:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from outlast.bucket.head import HeadError
 from outlast.bucket.standing import end_if_expired
 from outlast.bucket.store import StoreError
-from outlast.cli import engine, stack
+from outlast.cli import boots, engine, stack
 from outlast.cli.errors import OperateError, UsageError
 from outlast.spec import keys
 from outlast.spec.delivery import DeliveryError, Remote
 
 ASK_SEC = 60.0
+FIRST_TRY_SEC = 10.0
+"""Seconds that a group gets for its first try to create a VM."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,19 @@ class Latest:
     """The stack's previous commit; empty for none."""
 
 
-def up(name: str | None) -> None:
+def up(name: str | None) -> str:
     """Runs `pulumi up` of the stack, or of the selected one; its output goes to this terminal.
+    Returns why its group creates no VM, if the platform says so within seconds; otherwise empty.
 
     Raises EngineError if it ends with an error, which it has printed.
     """
     engine.show_engine(["up", "--yes", "--skip-preview", *_of(name)], env=os.environ)
+    try:
+        found = name or engine.run_engine(["stack", "--show-name"], env=os.environ).strip()
+        group = stack.find(found).group
+    except OperateError:
+        return ""  # a foundation
+    return boots.stuck(group, patience_sec=FIRST_TRY_SEC) if group else ""
 
 
 def destroy(name: str) -> str:

@@ -214,3 +214,26 @@ def test_what_a_group_says(monkeypatch: pytest.MonkeyPatch):
     for broken in (Missing(404, "gone"), CannotAsk(403, "no"), {}, {"creationTimestamp": "x"}):
         answers["GET zones/z/instanceGroupManagers/g"] = broken
         assert boots.look(GROUP) is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "why"),
+    [
+        (None, ""),
+        (Seen(ago(1), 0, None, STOCKOUT), ""),
+        (Seen(ago(1), 1, YOUNG, STOCKOUT), ""),
+        (Seen(ago(1), 1, None), ""),
+        (Seen(ago(1), 1, None, STOCKOUT), "its group cannot create a VM: ZONE_RESOURCE_POOL"),
+    ],
+)
+def test_a_group_without_a_vm_says_why(monkeypatch: pytest.MonkeyPatch, seen, why: str):
+    monkeypatch.setattr(boots, "look", lambda group: seen)
+    assert boots.stuck(GROUP).startswith(why) and bool(boots.stuck(GROUP)) == bool(why)
+
+
+def test_the_first_try_of_a_group_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+    answers = [Seen(ago(1), 1, None), Seen(ago(1), 1, None), Seen(ago(1), 1, None, STOCKOUT)]
+    monkeypatch.setattr(boots, "look", lambda group: answers.pop(0))
+    monkeypatch.setattr(boots, "POLL_SEC", 0.0)
+    assert "Quota 'CPUS' exceeded" in boots.stuck(GROUP, patience_sec=60)
+    assert not answers

@@ -16,6 +16,7 @@ from outlast.cli.review import plan as plans
 from outlast.cli.review import preview, rules
 from outlast.cli.review.outcomes import NotRead, Then
 from outlast.cli.review.plan import BAKE, BUCKET, GROUPS, PIN, TEMPLATES, Step
+from outlast.cloud.compute import Group
 
 NOW = datetime(2026, 11, 28, 12, tzinfo=UTC)
 LABELS = {
@@ -505,3 +506,15 @@ def test_a_warning_of_the_program_is_shown_once(capsys):
 def test_an_invalid_plan_gives_one_sentence():
     with pytest.raises(EngineError, match="printed something other than its plan"):
         plans.plan("Previewing update (dev)")
+
+
+def test_the_group_that_a_stack_has_is_asked_whether_it_can_create_a_vm():
+    made = {**GROUP, "project": "p", "name": "g"}
+    assert preview._group(unchanged(group=same(GROUPS[0], made))) == Group(
+        "p", "zones/us-central1-a", "g"
+    )
+    regional = {"project": "p", "name": "g", "region": "us-central1"}
+    found = preview._group(unchanged(group=same(GROUPS[1], regional)))
+    assert found == Group("p", "regions/us-central1", "g")
+    new = Step("create", GROUPS[0], "g", {}, made)
+    assert preview._group(unchanged(group=new)) is None

@@ -27,4 +27,5 @@ def up(experiment: str | None, latest: bool) -> None:
         found = stack_up.latest(experiment)
         same = " as before" if found.commit == found.before else ""
         say(f"outlast:gitCommit: {found.ref} is at {found.commit}{same}")
-    stack_up.up(experiment)
+    if why := stack_up.up(experiment):
+        say(f"warning: {why}", err=True)

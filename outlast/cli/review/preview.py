@@ -12,7 +12,7 @@ from typing import Any
 
 from outlast.base import exits
 from outlast.bucket.head import Head
-from outlast.cli import engine
+from outlast.cli import boots, engine
 from outlast.cli.errors import OperateError
 from outlast.cli.review import bucket, cost, outcomes, rules
 from outlast.cli.review.cost import Sizes, StackCost
@@ -20,6 +20,7 @@ from outlast.cli.review.outcomes import Look, NotRead, RunLine, Then
 from outlast.cli.review.plan import GROUPS, TEMPLATES, Pin, Step, is_kept, messages, pins, plan
 from outlast.cli.review.rules import Broken
 from outlast.cli.stack import take_identity
+from outlast.cloud.compute import Group
 from outlast.costs import pricing
 
 RULE_BROKEN = 3
@@ -106,8 +107,18 @@ def review(
     text = engine.run_engine(["preview", "--json", "--show-sames", "-s", name], env=env, cwd=cwd)
     now = datetime.now().astimezone()
     found = of_plan(name, plan(text), look=bucket.look, kept=bucket.sizes, now=now, config=limits)
+    stuck = boots.stuck(group) if (group := _group(plan(text))) else ""
     advised = [sentence for sentence in messages(text, "info") if sentence.startswith("outlast:")]
-    return replace(found, warnings=messages(text, "warning"), advice=(*advised, *found.advice))
+    warnings = (*messages(text, "warning"), *filter(None, [stuck]))
+    return replace(found, warnings=warnings, advice=(*advised, *found.advice))
+
+
+def _group(steps: Sequence[Step]) -> Group | None:
+    """The group that the stack has now."""
+    old = next((one.old for one in steps if one.type in GROUPS and one.old), {})
+    place = f"zones/{old['zone']}" if old.get("zone") else f"regions/{old.get('region')}"
+    known = {"project", "name"} <= old.keys() and not place.endswith("None")
+    return Group(str(old["project"]), place, str(old["name"])) if known else None
 
 
 def refused(stack: str | None, error: OperateError) -> dict[str, Any]:
