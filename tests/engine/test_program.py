@@ -61,6 +61,10 @@ def test_the_life_of_a_stack(stack: Project):
         "trainer-template": ("replace", ["disks", "labels"]),
         "trainer-group": ("update", ["versions"]),
     }
+    # Should the VM hold the old template, a later update deletes it.
+    stack.cloud.call("POST", "/_local/switches", {"vms_hold_template": True})
+    assert "is already being used by" in stack.up(fails=True)
+    stack.cloud.call("POST", "/_local/switches", {"vms_hold_template": False})
     stack.up()
     labelled = stack.outputs()
     assert labelled["template"] != first["template"]
