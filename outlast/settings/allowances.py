@@ -93,10 +93,12 @@ def _policy(settings: Settings, constraint: str, broken: Callable[[Policy], str]
     what = broken(policy)
     if not what:
         return Answer()
-    return Answer(
+    why = (
         f"project {settings.project}: its organization policy constraints/{constraint} forbids"
         f" {what}; {REMEDIES[constraint]}"
     )
+    # A bucket that exists already is not affected.
+    return Answer(warning=why) if constraint == RETENTION else Answer(why)
 
 
 def _enforced(policy: Policy) -> bool:
@@ -160,6 +162,13 @@ def _forbids_soft_delete(days: int, policy: Policy) -> str:
 # Quotas
 
 
+_COMMON_CPUS = frozenset({"e2", "f1", "g1", "n1"})
+_OWN_CPUS = frozenset({"a2", "c2", "c2d", "c3", "m3", "n2", "n2d", "t2a", "t2d"})
+"""Families by the quota of their CPUs. Newer families have quotas that the Compute API does not
+list.
+"""
+
+
 @dataclass(frozen=True)
 class Need:
     """What one VM takes of a quota."""
@@ -172,12 +181,13 @@ class Need:
 def needs(settings: Settings, machine_type: str) -> list[Need]:
     """What one VM of this type needs in its region; only what is surely a quota's."""
     machine = machines.parse(machine_type)
-    family = f"{machine.family.partition('-')[0].upper()}_CPUS"
+    family = machine.family.partition("-")[0]
     spot = settings.spot
     found = []
-    if machine.cpus:
+    if machine.cpus and (family in _COMMON_CPUS or family in _OWN_CPUS):
+        metric = "CPUS" if family in _COMMON_CPUS else f"{family.upper()}_CPUS"
         # A Spot VM takes the preemptible quota once the project has one, else the standard one.
-        found.append(Need((*(("PREEMPTIBLE_CPUS",) * spot), family, "CPUS"), machine.cpus))
+        found.append(Need((*(("PREEMPTIBLE_CPUS",) * spot), metric), machine.cpus))
     rules = machine.rules
     gpu = N1_GPUS.get(settings.accelerator) or (rules.gpu if rules else None)
     count = settings.accelerator_count or machine.gpus
@@ -198,7 +208,7 @@ def shortage(wanted: Sequence[Need], quotas: Quotas) -> tuple[str, float, float]
     for need in wanted:
         there = [metric for metric in need.metrics if metric in quotas]
         if not there:
-            continue  # Newer families have quotas that the Compute API does not list.
+            continue
         metric = next((one for one in there if quotas[one] > 0), there[-1])
         if quotas[metric] < need.amount:
             return metric, quotas[metric], need.amount

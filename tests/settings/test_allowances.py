@@ -106,6 +106,12 @@ def test_a_policy_that_forbids_it_is_named_with_the_setting(
         ({"mode": "dedicated"}, {"CPUS": 99, "PREEMPTIBLE_CPUS": 1}, {}, ""),
         ({"machineType": "n2-standard-8"}, {"CPUS": 99, "N2_CPUS": 4}, {}, "8 of quota N2_CPUS"),
         (
+            {"machineType": "c4-standard-8", "bootDiskType": "hyperdisk-balanced"},
+            {"CPUS": 1, "PREEMPTIBLE_CPUS": 1},
+            {},
+            "",
+        ),
+        (
             {"machineType": "g2-standard-8", "image": GPU_IMAGE},
             {"CPUS": 99, "NVIDIA_L4_GPUS": 0},
             {},
