@@ -34,6 +34,8 @@ class CheckpointBucketArgs(TypedDict):
     """Days for which deleted objects are kept, and billed; 0 by default."""
     versioning: NotRequired[bool]
     """Whether old versions of objects are kept, and billed; not by default."""
+    kms_key: NotRequired[str]
+    """Key that encrypts the objects of a new bucket; empty for Google's."""
     leave: NotRequired[Collection[str]]
     """Which of softDeleteDays and versioning an existing bucket keeps unchanged; none by
     default.
@@ -73,6 +75,7 @@ class CheckpointBucket(pulumi.ComponentResource):
                 "retention_duration_seconds": args.get("soft_delete_days", 0) * DAY_SEC
             },
             versioning={"enabled": args.get("versioning", False)},
+            encryption={"default_kms_key_name": key} if (key := args.get("kms_key")) else None,
             labels=labels.of_shared(COMPONENT),
             opts=pulumi.ResourceOptions(
                 parent=self,

@@ -166,6 +166,8 @@ def _template(
         "service_account": identity.email, "labels": config.labels,
         "network": base.network, "subnetwork": base.subnetwork,
         "external_ip": config.network_rules.external_ip, "tags": config.tags,
+        "shielded": config.shielded_vm, "confidential": config.confidential_vm,
+        "kms_key": config.kms_key, "resource_tags": config.resource_tags,
         "deadline": pin.deadline, "now": settings.now(), "metadata": metadata,
     }, base.opts)  # fmt: skip
 

@@ -5,8 +5,7 @@ from typing import NotRequired, TypedDict
 import pulumi
 from pulumi_gcp import compute
 
-RANGE = "10.128.0.0/20"
-"""Addresses of the subnetwork; the network is not connected to any other."""
+from outlast.spec import network_rules
 
 
 class NetworkArgs(TypedDict):
@@ -14,6 +13,8 @@ class NetworkArgs(TypedDict):
 
     project: pulumi.Input[str]
     region: pulumi.Input[str]
+    ip_range: NotRequired[str]
+    """Addresses of the subnetwork; the network is not connected to any other by itself."""
     nat: NotRequired[bool]
     """Whether VMs reach the internet. Plain bool: it decides what is declared."""
 
@@ -49,7 +50,7 @@ class Network(pulumi.ComponentResource):
             project=args["project"],
             region=args["region"],
             network=network.id,
-            ip_cidr_range=RANGE,
+            ip_cidr_range=args.get("ip_range", network_rules.RANGE),
             private_ip_google_access=True,
             opts=child,
         )

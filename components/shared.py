@@ -89,7 +89,8 @@ class Shared:
         return VmIdentity("identity", {
             "project": config.project, "experiment": config.experiment, "bucket": self.bucket,
             "prefix": config.prefix, "leave_role": self.leave_role, "reads": config.reads,
-            "secrets": config.secret_owners}, self.opts)  # fmt: skip
+            "secrets": config.secret_owners, "account": config.service_account,
+        }, self.opts)  # fmt: skip
 
     def bundle(self, code: Code) -> BundleObject:
         """The code in the bucket."""
@@ -132,13 +133,14 @@ def declare(config: Settings, found: FoundBucket, opts: pulumi.ResourceOptions) 
         bucket = CheckpointBucket("bucket", {
             "bucket": config.bucket, "project": config.project, "location": config.region,
             "adopt": found.adopt, "soft_delete_days": config.soft_delete_days,
-            "versioning": config.versioning, "leave": found.leave,
+            "versioning": config.versioning, "leave": found.leave, "kms_key": config.kms_key,
         }, opts)  # fmt: skip
         shared.bucket = bucket.bucket
         shared.resources.append(bucket)
     if config.network_rules.isolated:
         network = Network("network", {
             "project": config.project, "region": config.region, "nat": config.network_rules.nat,
+            "ip_range": config.ip_range,
         }, opts)  # fmt: skip
         shared.network, shared.subnetwork = network.network, network.subnetwork
         shared.resources.append(network)

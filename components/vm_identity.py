@@ -21,6 +21,9 @@ class VmIdentityArgs(TypedDict):
     """Prefix that the VM may write to, without a slash at the end."""
     leave_role: pulumi.Input[str]
     """The custom role that lets a VM leave its group."""
+    account: NotRequired[str]
+    """Address of an existing service account; empty: one is created. Plain str: it decides what is
+    declared."""
     secrets: NotRequired[Sequence[tuple[str, str]]]
     """(project, name) of each secret that it may read. Plain strings: each becomes a binding."""
     reads: NotRequired[Sequence[str]]
@@ -30,8 +33,8 @@ class VmIdentityArgs(TypedDict):
 
 
 class VmIdentity(pulumi.ComponentResource):
-    """The stack's own service account: it can read `data/` and the paths given, write to its
-    prefix, and leave its group."""
+    """The VM's service account, the stack's own or an existing one: it can read `data/` and the
+    paths given, write to its prefix, and leave its group."""
 
     email: pulumi.Output[str]
     """The service account's address."""
@@ -47,14 +50,16 @@ class VmIdentity(pulumi.ComponentResource):
     ) -> None:
         super().__init__("outlast:index:VmIdentity", name, {}, opts)
         experiment = args["experiment"]
-        account = serviceaccount.Account(
-            f"{name}-account",
-            account_id=account_id(experiment),
-            project=args["project"],
-            display_name=f"Outlast VMs of {experiment}",
-            opts=pulumi.ResourceOptions(parent=self),
-        )
-        member = pulumi.Output.concat("serviceAccount:", account.email)
+        email = pulumi.Output.from_input(args.get("account") or "")
+        if not args.get("account"):
+            email = serviceaccount.Account(
+                f"{name}-account",
+                account_id=account_id(experiment),
+                project=args["project"],
+                display_name=f"Outlast VMs of {experiment}",
+                opts=pulumi.ResourceOptions(parent=self),
+            ).email
+        member = pulumi.Output.concat("serviceAccount:", email)
         leave = projects.IAMMember(
             f"{name}-leave",
             project=args["project"],
@@ -90,7 +95,7 @@ class VmIdentity(pulumi.ComponentResource):
             self._reads(f"{name}-read-{short_digest(path)}", path, member)
             for path in args.get("reads", ())
         ]
-        self.email = account.email
+        self.email = email
         self.bindings = [leave, write, read, *besides]
         for project, secret in args.get("secrets", ()):
             self.bindings.append(

@@ -1,7 +1,7 @@
 """The instance template of a run's VMs."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import pulumi
 from pulumi_gcp import compute
@@ -28,6 +28,13 @@ SHORT_RUN_SEC = 60
 """Limit of a VM whose deadline is over; the platform takes 30 s to 120 days (page "Limit the run
 time of a VM", read in November 2026).
 """
+
+
+SHIELDED: compute.InstanceTemplateShieldedInstanceConfigArgsDict = {
+    "enable_secure_boot": True,
+    "enable_vtpm": True,
+    "enable_integrity_monitoring": True,
+}
 
 
 class VmTemplateArgs(TypedDict):
@@ -72,6 +79,14 @@ class VmTemplateArgs(TypedDict):
     """Whether a standard VM stops and boots again when its host is maintained, as one with a GPU
     must; otherwise it is moved. Plain bool: it decides the shape of the template.
     """
+    shielded: NotRequired[bool]
+    """Whether VMs have Secure Boot, a virtual TPM and integrity monitoring."""
+    confidential: NotRequired[str]
+    """Technology that encrypts the memory; empty for none."""
+    kms_key: NotRequired[str]
+    """Key that encrypts the boot disk; empty for Google's."""
+    resource_tags: NotRequired[Mapping[str, str]]
+    """Resource Manager tags, by key."""
     notice: bool
     """Whether to ask for the notice. Plain bool: it decides the shape of the template."""
 
@@ -112,6 +127,7 @@ class VmTemplate(pulumi.ComponentResource):
                     "disk_size_gb": args["disk_gb"],
                     "disk_type": args["disk_type"],
                     "labels": merged,
+                    **_encrypted(args),
                 },
                 *[_local_ssd() for _ in range(args["local_ssd"])],
             ],
@@ -127,6 +143,9 @@ class VmTemplate(pulumi.ComponentResource):
             },
             metadata=args["metadata"],
             labels=merged,
+            shielded_instance_config=SHIELDED if args.get("shielded") else None,
+            confidential_instance_config=_confidential(args),
+            resource_manager_tags=args.get("resource_tags") or None,
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.self_link_unique = template.self_link_unique
@@ -143,6 +162,20 @@ def _interface(args: VmTemplateArgs) -> compute.InstanceTemplateNetworkInterface
     if args["external_ip"]:
         interface["access_configs"] = [{}]
     return interface
+
+
+def _encrypted(args: VmTemplateArgs) -> compute.InstanceTemplateDiskArgsDict:
+    if key := args.get("kms_key"):
+        return {"disk_encryption_key": {"kms_key_self_link": key}}
+    return {}
+
+
+def _confidential(
+    args: VmTemplateArgs,
+) -> compute.InstanceTemplateConfidentialInstanceConfigArgsDict | None:
+    if kind := args.get("confidential"):
+        return {"confidential_instance_type": kind, "enable_confidential_compute": True}
+    return None
 
 
 def _accelerators(

@@ -147,6 +147,13 @@ def project() -> Path:
         raise EngineError(f"{error}.") from None
 
 
+def project_name() -> str:
+    """The project's name, as the engine knows it. Raises EngineError if there is no project."""
+    import yaml
+
+    return str(yaml.safe_load((project() / PROJECT_FILE).read_text())["name"])
+
+
 def scrubbed(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """`environ` without variables that could lead a process to a real project or another
     backend.

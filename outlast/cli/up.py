@@ -3,12 +3,13 @@
 import os
 import re
 import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outlast.bucket.head import HeadError
 from outlast.bucket.standing import end_if_expired
 from outlast.bucket.store import StoreError
-from outlast.cli import boots, engine, stack
+from outlast.cli import boots, engine, leftovers, stack
 from outlast.cli.errors import OperateError, UsageError
 from outlast.spec import keys
 from outlast.spec.delivery import DeliveryError, Remote
@@ -28,13 +29,14 @@ class Latest:
     """The stack's previous commit; empty for none."""
 
 
-def up(name: str | None) -> str:
-    """Runs `pulumi up` of the stack, or of the selected one; its output goes to this terminal.
-    Returns why its group creates no VM, if the platform says so within seconds; otherwise empty.
+def up(name: str | None, flags: Sequence[str] = ()) -> str:
+    """Runs `pulumi up` of the stack, or of the selected one, with `flags` of Pulumi's; its output
+    goes to this terminal. Returns why its group creates no VM, if the platform says so within
+    seconds; otherwise empty.
 
     Raises EngineError if it ends with an error, which it has printed.
     """
-    engine.show_engine(["up", "--yes", "--skip-preview", *_of(name)], env=os.environ)
+    engine.show_engine(["up", "--yes", "--skip-preview", *_of(name), *flags], env=os.environ)
     try:
         found = name or engine.run_engine(["stack", "--show-name"], env=os.environ).strip()
         group = stack.find(found).group
@@ -43,8 +45,11 @@ def up(name: str | None) -> str:
     return boots.stuck(group, patience_sec=FIRST_TRY_SEC) if group else ""
 
 
-def destroy(name: str) -> str:
-    """Runs `pulumi destroy` of the stack; returns what remains of its run, in words.
+def destroy(
+    name: str, flags: Sequence[str] = (), *, say: Callable[[str], None] = lambda _: None
+) -> str:
+    """Runs `pulumi destroy` of the stack, with `flags` of Pulumi's, and deletes what its state has
+    lost; returns what remains of its run, in words.
 
     A run that is open past its deadline is ended as expired, because no VM will do it. Raises
     EngineError as `up` does.
@@ -53,8 +58,18 @@ def destroy(name: str) -> str:
         deployed = stack.find(name)  # Its outputs are deleted with it.
     except OperateError:
         deployed = None  # A foundation, or a stack that was never complete.
-    engine.show_engine(["destroy", "--yes", "--skip-preview", *_of(name)], env=os.environ)
+    place = leftovers.place_of(name)
+    command = ["destroy", "--yes", "--skip-preview", *_of(name), *flags]
+    engine.show_engine(command, env=os.environ)
+    if place and not _is_partial(flags):
+        leftovers.delete(place, say)
     return _left(deployed) if deployed else ""
+
+
+def _is_partial(flags: Sequence[str]) -> bool:
+    """Whether a destroy only shows, or only concerns a part of the stack."""
+    some = ("--preview-only", "--target", "-t", "--exclude", "-x")
+    return any(flag.partition("=")[0] in some for flag in flags)
 
 
 def _left(deployed: stack.Deployed) -> str:

@@ -35,6 +35,16 @@ RANKED_LIMIT = 10
 """The most machine types of one group; more are surely a mistake."""
 
 
+CONFIDENTIAL = {
+    "SEV": ("n2d", "c2d", "c3d", "c4d"),
+    "SEV_SNP": ("n2d",),
+    "TDX": ("c3",),
+}
+"""Families with each technology of Confidential VM (page "Supported configurations" of Confidential
+VM, as known in November 2026; newer ones by `outlast:allowUnlisted`).
+"""
+
+
 class MachineError(ValueError):
     """An impossible combination: the setting, the value found, the rule and what to do."""
 

@@ -19,6 +19,7 @@ from outlast.settings.rules.place import (
     bucket_of,
     check_part,
     cloud_project,
+    default_labels_of,
     foundation_name,
     labels_of,
     overlaid,
@@ -32,6 +33,7 @@ from outlast.settings.rules.secret import (
     secret_env_of,
     webhook_secret_of,
 )
+from outlast.settings.rules.security import check_security
 from outlast.settings.rules.trainer import mutable_of, parser_of
 from outlast.settings.rules.trainer_user import check_trainer_user, gs_paths_read
 from outlast.settings.schema import Settings
@@ -68,7 +70,9 @@ def check(
 
     runs = _run_of(given, values, cloud, stack, secret_keys)
     network = network_of(given, runs["git"])
-    own_labels = labels_of(given.labels)
+    recipe = recipe_of(given, cloud, location, network, machine.modules)
+    check_security(given, region=location.region, recipe=recipe, gpus=machine.gpus)
+    own_labels = {**default_labels_of(values), **labels_of(given.labels)}
     follows = {
         **runs,
         "project": cloud,
@@ -77,10 +81,11 @@ def check(
         "zones": location.zones,
         "owner": f"{organization}/{project}/{stack}",
         "spot": machine.spot,
-        "restarts": machine.restarts,
+        # A VM with encrypted memory cannot be moved while it runs.
+        "restarts": machine.restarts or bool(given.confidential_vm),
         "gpus": machine.gpus,
         "modules": machine.modules,
-        "recipe": recipe_of(given, cloud, location, network, machine.modules),
+        "recipe": recipe,
         "foundation": foundation_name(values, organization, project),
         "leave_role": (foundation_outputs or {}).get("leaveRole", ""),
         "network_rules": network,

@@ -237,6 +237,10 @@ class ExperimentArgs(TypedDict, total=False):
     subnetwork: str
     """Subnetwork of an existing network; empty is the network's own in the region. Default: `""`
     """
+    ip_range: str
+    """Addresses of an isolated network's subnetwork, as an IPv4 range. Default:
+    `"10.128.0.0/20"`
+    """
     external_ip: str
     """Whether VMs have external addresses, true or false; empty: in the default network only.
     Default: `""`
@@ -257,7 +261,29 @@ class ExperimentArgs(TypedDict, total=False):
     observe, maxStallMinutes plus 600 s for repair. Default: `0`
     """
     labels: dict[str, Any]
-    """Labels for every resource that can have labels. Default: `{}`"""
+    """Labels for every resource that can have labels, in addition to those of gcp:defaultLabels.
+    Default: `{}`
+    """
+    resource_tags: dict[str, Any]
+    """Resource Manager tags of the VM, such as tagKeys/281: tagValues/282; policies and
+    firewalls of an organization can go by them. Default: `{}`
+    """
+    service_account: str
+    """Address of an existing service account for the VM, where none may be created; it gets the
+    same bindings; empty: the stack's own. Default: `""`
+    """
+    shielded_vm: bool
+    """Whether VMs have Secure Boot, a virtual TPM and integrity monitoring. Default: `false`
+    """
+    confidential_vm: str
+    """Technology that encrypts the VM's memory: SEV, SEV_SNP or TDX; empty is none. Default:
+    `""`
+    """
+    kms_key: str
+    """Cloud KMS key that encrypts the VM's boot disk and a bucket that Outlast creates:
+    projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY; empty: Google's key.
+    Default: `""`
+    """
     webhook: str
     """An https address that gets a message when a run ends or needs a person; empty is none.
     Default: `""`

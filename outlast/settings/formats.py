@@ -1,5 +1,6 @@
 """Formats of single values, which pydantic checks in `keys`, each with its rule in words."""
 
+import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,6 +67,13 @@ def _is_below(text: str) -> bool:
     return not (path.is_absolute() or ".." in path.parts or path == PurePosixPath("."))
 
 
+def _is_range(text: str) -> bool:
+    try:
+        return 8 <= ipaddress.IPv4Network(text).prefixlen <= 29 and "/" in text
+    except ValueError:
+        return False
+
+
 def _is_checkpoint_every(text: str) -> bool:
     try:
         return bool(parse_checkpoint_every(text))
@@ -118,6 +126,17 @@ IMAGE = matching(
     ),
     f"must name an image or an image family, such as {images.DEBIAN}",
 )
+IP_RANGE = Rule(
+    lambda text: _is_range(text),
+    "must be an IPv4 range whose host bits are 0, from /8 to /29, such as 10.128.0.0/20",
+)
+KMS_KEY = matching(
+    re.compile(
+        rf"(?:projects/{recipes.PROJECT}/locations/[-a-z0-9]+/keyRings/[-\w]+/cryptoKeys/[-\w]+)?"
+    ),
+    "must be a key's full name, projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY",
+    EMPTY,
+)
 MACHINE_TYPE = matching(recipes.MACHINE, "must be a machine type's bare name such as e2-standard-2")
 NETWORK = matching(
     re.compile(rf"(?:projects/{recipes.PROJECT}/global/networks/)?{_NAME}"),
@@ -132,6 +151,11 @@ PINNED = Rule(
 RUN = Rule(
     lambda text: not text or identity.RUN_PATTERN.fullmatch(text),
     "must be a run's ten digits, 0-9 and a-f",
+    EMPTY,
+)
+SERVICE_ACCOUNT = matching(
+    re.compile(r"(?:[-a-z0-9]+@[-a-z0-9.]+\.gserviceaccount\.com)?"),
+    "must be a service account's address, which ends in gserviceaccount.com",
     EMPTY,
 )
 SOFT_DELETE_DAYS = Rule(

@@ -437,6 +437,10 @@ class WhatIsSharedAndHowVmsAreReached(Section):
         "",
         description="Subnetwork of an existing network; empty is the network's own in the region",
     )
+    ip_range: Annotated[str, formats.IP_RANGE] = Field(
+        network_rules.RANGE,
+        description="Addresses of an isolated network's subnetwork, as an IPv4 range",
+    )
     external_ip: Annotated[str, formats.YES_NO] = Field(
         "",
         description=(
@@ -468,7 +472,40 @@ class WhatIsSharedAndHowVmsAreReached(Section):
         ),
     )
     labels: dict[str, Any] = Field(
-        default_factory=dict, description="Labels for every resource that can have labels"
+        default_factory=dict,
+        description=(
+            "Labels for every resource that can have labels, in addition to those of"
+            " gcp:defaultLabels"
+        ),
+    )
+    resource_tags: dict[str, Any] = Field(
+        default_factory=dict,
+        description=(
+            "Resource Manager tags of the VM, such as tagKeys/281: tagValues/282; policies and"
+            " firewalls of an organization can go by them"
+        ),
+    )
+    service_account: Annotated[str, formats.SERVICE_ACCOUNT] = Field(
+        "",
+        description=(
+            "Address of an existing service account for the VM, where none may be created; it gets"
+            " the same bindings; empty: the stack's own"
+        ),
+    )
+    shielded_vm: bool = Field(
+        False,
+        description="Whether VMs have Secure Boot, a virtual TPM and integrity monitoring",
+    )
+    confidential_vm: Annotated[str, one_of("", *machines.CONFIDENTIAL)] = Field(
+        "",
+        description="Technology that encrypts the VM's memory: SEV, SEV_SNP or TDX; empty is none",
+    )
+    kms_key: Annotated[str, formats.KMS_KEY] = Field(
+        "",
+        description=(
+            "Cloud KMS key that encrypts the VM's boot disk and a bucket that Outlast creates:"
+            " projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY; empty: Google's key"
+        ),
     )
     webhook: Annotated[str, formats.HTTPS, formats.NO_PASSWORD] = Field(
         RunSpec.webhook,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pulumi
 
 from outlast.cloud import credentials
-from outlast.settings import allowances
+from outlast.settings import allowances, networks
 from outlast.settings.errors import NAMESPACE, SettingsError, bad, first_line
 from outlast.settings.schema import Settings
 from outlast.spec import labels as label_rules
@@ -38,10 +38,10 @@ class FoundBucket:
 
 
 def look_up(settings: Settings) -> FoundBucket:
-    """Looks up, in parallel, whether the code and the secrets are available, what the project's
-    policies and quotas allow, and where the bucket is. Raises SettingsError.
+    """Looks up, in parallel, whether network, account, code and secrets are available, what the
+    project's policies and quotas allow, and where the bucket is. Raises SettingsError.
     """
-    asked = [allowances.ask(settings)]
+    asked = [networks.ask(settings), allowances.ask(settings)]
     if settings.git or settings.secrets:
         from outlast.settings import sources
 

@@ -20,6 +20,7 @@ from outlast.cloud import recipe as recipes
 from outlast.settings import errors, keys, lookups
 from outlast.settings.checks import check
 from outlast.settings.errors import SettingsError
+from outlast.settings.namespaces import check_names
 from outlast.settings.rules.code import source_files
 from outlast.settings.rules.place import foundation_name
 from outlast.settings.schema import Settings
@@ -90,6 +91,8 @@ def _checked(values: Mapping[str, Any]) -> Settings:
     if missing := missing_data():
         raise SettingsError(missing)
     organization, project = pulumi.get_organization(), pulumi.get_project()
+    for sentence in check_names(values, project):
+        pulumi.log.warn(sentence)
     credentials.use_settings(values)
     name = foundation_name(values, organization, project)
     found = check(

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 DEFAULT, ISOLATED = "default", "isolated"
 """Networks with a special name; anything else names an existing network."""
 
+RANGE = "10.128.0.0/20"
+"""Addresses of an isolated network's subnetwork, unless a setting names others."""
+
 HEALTH_SOURCES = ("130.211.0.0/22", "35.191.0.0/16")
 """Source addresses of the platform's health checks (Google's sample
 compute-firewall-rule-for-health-check-tag, read in November 2026)."""

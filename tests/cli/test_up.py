@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import click
 import pytest
 
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import read_head
-from outlast.cli import engine, stack, up
+from outlast.cli import engine, leftovers, recover, stack, up
+from outlast.cli.app import cli
 from outlast.cli.errors import OperateError, UsageError
 from tests.cli import test_resume as runs
 from tests.git_host import commit, git, serving
@@ -134,6 +136,7 @@ def test_destroy_says_what_stays_of_the_run(monkeypatch: pytest.MonkeyPatch, hea
     made = runs.stack(head, now=runs.START + timedelta(hours=hours))
     asked: list[list[str]] = []
     monkeypatch.setattr(stack, "find", lambda name: made)
+    monkeypatch.setattr(leftovers, "place_of", lambda name: None)
     monkeypatch.setattr(engine, "show_engine", lambda args, env: asked.append(args))
     assert up.destroy("dev") == says
     assert asked == [["destroy", "--yes", "--skip-preview", "-s", "dev"]]
@@ -147,5 +150,53 @@ def test_destroy_of_what_is_not_whole_says_nothing_of_a_run(monkeypatch: pytest.
         raise OperateError("stack dev: is not up; run pulumi up first.")
 
     monkeypatch.setattr(stack, "find", missing)
+    monkeypatch.setattr(leftovers, "place_of", lambda name: None)
     monkeypatch.setattr(engine, "show_engine", lambda args, env: None)
     assert up.destroy("dev") == ""
+
+
+# Flags of Pulumi
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("up twin --policy-pack policy", "up --yes --skip-preview -s twin --policy-pack policy"),
+        ("up --refresh", "up --yes --skip-preview --refresh"),
+        ("up twin --target=a -p 4", "up --yes --skip-preview -s twin --target=a -p 4"),
+        ("destroy twin --refresh -y", "destroy --yes --skip-preview -s twin --refresh"),
+    ],
+)
+def test_flags_of_pulumi_are_passed_on(
+    line: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(recover, "recover", lambda stack: None)
+    monkeypatch.setattr(leftovers, "place_of", lambda name: None)
+    monkeypatch.setattr(engine, "show_engine", lambda args, env: asked.append(args))
+    monkeypatch.setattr(stack, "find", lambda name: (_ for _ in ()).throw(OperateError("none")))
+    cli.main(line.split(), standalone_mode=False)
+    assert asked == [command.split()]
+
+
+@pytest.mark.parametrize("line", ["up twin -s other", "preview --stack=other", "destroy --refresh"])
+def test_a_flag_that_would_choose_another_stack_is_bad_usage(line: str) -> None:
+    with pytest.raises(click.UsageError, match="EXPERIMENT"):
+        cli.main(line.split(), standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "looks"),
+    [((), True), (("--refresh",), True), (("--target", "x"), False), (("--preview-only",), False)],
+)
+def test_a_destroy_of_a_part_looks_for_nothing_that_was_lost(
+    flags: tuple[str, ...], looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[object] = []
+    place = leftovers.Place("p", {})
+    monkeypatch.setattr(leftovers, "place_of", lambda name: place)
+    monkeypatch.setattr(leftovers, "delete", lambda where, say: found.append(where))
+    monkeypatch.setattr(engine, "show_engine", lambda args, env: None)
+    monkeypatch.setattr(stack, "find", lambda name: (_ for _ in ()).throw(OperateError("none")))
+    up.destroy("dev", flags)
+    assert found == ([place] if looks else [])

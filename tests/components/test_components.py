@@ -254,6 +254,48 @@ def test_the_group_waits_as_its_argument_says():
     }
 
 
+def declared_inputs(make, kind):
+    """The inputs of the one resource of a kind that a component declares."""
+    declared = inventory.record(lambda: make() and None).declared
+    (made,) = [one for one in declared.values() if one.type.endswith(f":{kind}")]
+    return made.inputs
+
+
+def test_what_an_organization_asks_for_is_declared():
+    key = "projects/p/locations/europe-west4/keyRings/r/cryptoKeys/k"
+    made = declared_inputs(
+        lambda: template(
+            shielded=True,
+            confidential="SEV",
+            kms_key=key,
+            resource_tags={"tagKeys/1": "tagValues/2"},
+        ),
+        "InstanceTemplate",
+    )
+    assert made["shieldedInstanceConfig"] == {
+        "enableIntegrityMonitoring": True,
+        "enableSecureBoot": True,
+        "enableVtpm": True,
+    }
+    assert made["confidentialInstanceConfig"]["confidentialInstanceType"] == "SEV"
+    assert made["disks"][0]["diskEncryptionKey"] == {"kmsKeySelfLink": key}
+    assert made["resourceManagerTags"] == {"tagKeys/1": "tagValues/2"}
+    assert declared_inputs(lambda: bucket(kms_key=key), "Bucket")["encryption"] == {
+        "defaultKmsKeyName": key
+    }
+    made = declared_inputs(lambda: network(ip_range="10.9.0.0/24"), "Subnetwork")
+    assert made["ipCidrRange"] == "10.9.0.0/24"
+
+
+def test_an_existing_account_is_bound_and_none_is_created():
+    email = "vm@p.iam.gserviceaccount.com"
+    declared = inventory.record(lambda: identity(account=email) and None).declared
+    kinds = [one.type.rpartition(":")[2] for one in declared.values()]
+    assert "Account" not in kinds and kinds.count("BucketIAMMember") == 2
+    members = {one.inputs["member"] for one in declared.values() if "member" in one.inputs}
+    assert members == {f"serviceAccount:{email}"}
+
+
 @pytest.mark.parametrize(("resume", "name"), [(0, "dev-0123456789"), (3, "dev-0123456789-r3")])
 def test_physical_name(resume, name):
     assert physical_name("dev", "0123456789", resume) == name

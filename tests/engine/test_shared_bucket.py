@@ -1,6 +1,7 @@
 """Two stacks that share a bucket: what the second one may change of it, and what a review says."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,15 @@ class Stacks:
     def up(self, name: str, *, fails: bool = False) -> str:
         return self.pulumi("up", "--yes", "--skip-preview", "-s", name, fails=fails)
 
-    def review(self, name: str) -> preview.Review:
-        return preview.review(name, env=self._project.env, cwd=self.folder)
+    def outlast(self, *args: str) -> str:
+        return self._project.outlast(*args)
+
+    def review(self, name: str, *flags: str) -> preview.Review:
+        return preview.review(name, flags=flags, env=self._project.env, cwd=self.folder)
+
+    def groups(self) -> list[str]:
+        groups = self.cloud.audit()["groups"]
+        return sorted(group["name"].rpartition("-")[0] for group in groups)
 
     def bucket(self) -> dict[str, Any]:
         return self.cloud.call("GET", f"/storage/v1/b/{BUCKET}")
@@ -115,3 +123,22 @@ def test_a_second_stack_leaves_a_shared_bucket_as_it_is(stacks: Stacks):
         stacks.up(name)
         assert unchanged(stacks.bucket()), name
         assert stacks.review(name).changes == {}
+
+    # A person changes the bucket by hand.
+    stacks.change_bucket(versioning={"enabled": False})
+    assert stacks.review("one").changes == {}
+    drift = stacks.review("one", "--refresh").changes
+    assert "Bucket bucket-bucket (versioning)" in drift["updated"], drift
+    stacks.pulumi("up", "--refresh", "--yes", "--skip-preview", "-s", "one")
+    assert unchanged(stacks.bucket())
+
+    # A state that has lost its run and all that depends on it.
+    (pin,) = re.findall(r"urn:\S+::\S*RunPin\S*", stacks.pulumi("stack", "-u", "-s", "two"))
+    stacks.pulumi("state", "delete", pin, "--target-dependents", "--yes", "-s", "two")
+    assert stacks.groups() == ["one", "two"]
+    said = stacks.outlast("destroy", "two", "--message", "gone")
+    assert re.search(r"group two-\S+: the state did not know it; deleted", said), said
+    assert re.search(r"template \S+: the state did not know it; deleted", said), said
+    assert stacks.groups() == ["one"]
+    assert "did not know" not in stacks.outlast("destroy", "one")
+    assert stacks.groups() == []

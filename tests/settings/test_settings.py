@@ -900,6 +900,7 @@ def test_the_code_is_asked_for_while_the_bucket_is(monkeypatch, answer, said):
         return FoundBucket("here")
 
     monkeypatch.setattr(sources, "ask", ask)
+    monkeypatch.setattr(lookups.networks, "ask", lambda settings: lambda: [])
     monkeypatch.setattr(lookups, "find_bucket", find_bucket)
     monkeypatch.setattr(pulumi.log, "warn", logged.append)
     if said is None:

@@ -3,20 +3,27 @@
 import click
 
 from outlast.cli.commands.recover import recovered
+from outlast.cli.engine_flags import SETTINGS, engine_flags, split
 from outlast.cli.terminal import say
 
 
-@click.command()
+@click.command(context_settings=SETTINGS)
 @click.argument("experiment")
+@engine_flags
 @click.option("--yes", "-y", is_flag=True, hidden=True, expose_value=False)
-def destroy(experiment: str) -> None:
+def destroy(experiment: str, flags: tuple[str, ...]) -> None:
     """Run pulumi destroy without its questions, after recovering from an interrupted update.
 
-    The bucket is kept, with everything that the run has committed: the next up resumes it.
+    Groups, VMs and templates of the stack that its state has lost are found by their labels and
+    deleted too. The bucket is kept, with everything that the run has committed: the next up resumes
+    it. Flags of pulumi destroy may follow EXPERIMENT.
     """
     from outlast.cli import up as stack_up
 
+    name, passed = split(experiment, flags)
+    if name is None:
+        raise click.UsageError("Missing argument 'EXPERIMENT': it comes before Pulumi's flags.")
     recovered(experiment)
-    left = stack_up.destroy(experiment)
+    left = stack_up.destroy(experiment, passed, say=say)
     if left:
         say(f"{experiment}: {left}")

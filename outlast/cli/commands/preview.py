@@ -6,11 +6,13 @@ from pathlib import Path
 
 import click
 
+from outlast.cli.engine_flags import SETTINGS, engine_flags, split
 from outlast.cli.terminal import say
 
 
-@click.command()
+@click.command(context_settings=SETTINGS)
 @click.argument("experiment", required=False)
+@engine_flags
 @click.option("--markdown", is_flag=True, help="Print it as a pull request's comment.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @click.option(
@@ -20,10 +22,17 @@ from outlast.cli.terminal import say
     type=click.Path(path_type=Path, dir_okay=False),
     help="Limits of the rules, in the file format of pulumi preview --policy-pack-config.",
 )
-def preview(experiment: str | None, markdown: bool, as_json: bool, config: Path | None) -> None:
+def preview(
+    experiment: str | None,
+    flags: tuple[str, ...],
+    markdown: bool,
+    as_json: bool,
+    config: Path | None,
+) -> None:
     """Show what pulumi up would do to each run and to the bill, and which rules it would break.
 
-    EXPERIMENT is a stack; the default is the selected one. Nothing is changed.
+    EXPERIMENT is a stack; the default is the selected one. Nothing is changed. Flags of pulumi
+    preview may follow it; with --refresh, the preview also shows what others have changed.
 
     \b
     Exit codes
@@ -39,8 +48,9 @@ def preview(experiment: str | None, markdown: bool, as_json: bool, config: Path 
 
     if markdown and as_json:
         raise click.UsageError("--markdown and --json: print one of them.")
+    experiment, passed = split(experiment, flags)
     try:
-        found = previews.review(experiment, config=config)
+        found = previews.review(experiment, config=config, flags=passed)
     except OperateError as error:
         # A comment with an older result must not stay on a change that is refused.
         if as_json:

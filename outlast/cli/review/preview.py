@@ -92,11 +92,12 @@ def review(
     stack: str | None,
     *,
     config: Path | None = None,
+    flags: Sequence[str] = (),
     env: Mapping[str, str] = os.environ,
     cwd: Path | None = None,
 ) -> Review:
     """Reviews what `up` would do to the stack, by default the selected one. `config`: the policy
-    pack's, for the rules.
+    pack's, for the rules; `flags`: more flags of `pulumi preview`.
 
     Raises EngineError if the preview itself fails, for example because the program refuses the
     settings, and UsageError if the config is invalid.
@@ -104,7 +105,8 @@ def review(
     limits = rules.read_config(config) if config else None
     name = stack or engine.run_engine(["stack", "--show-name"], env=env, cwd=cwd).strip()
     take_identity(name)
-    text = engine.run_engine(["preview", "--json", "--show-sames", "-s", name], env=env, cwd=cwd)
+    command = ["preview", "--json", "--show-sames", "-s", name, *flags]
+    text = engine.run_engine(command, env=env, cwd=cwd)
     now = datetime.now().astimezone()
     found = of_plan(name, plan(text), look=bucket.look, kept=bucket.sizes, now=now, config=limits)
     stuck = boots.stuck(group) if (group := _group(plan(text))) else ""

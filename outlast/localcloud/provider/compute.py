@@ -30,6 +30,7 @@ DISK: tables.Table = {
     "autoDelete": Value("autoDelete"),
     "boot": Value("boot"),
     "deviceName": Value("deviceName"),
+    "diskEncryptionKey": Block("diskEncryptionKey", {"kmsKeySelfLink": Value("kmsKeyName")}),
     "diskName": Value("initializeParams.diskName"),
     "diskSizeGb": int64("initializeParams.diskSizeGb"),
     "diskType": Value("initializeParams.diskType"),
@@ -113,6 +114,14 @@ TEMPLATE: tables.Table = {
         {"email": Value("email"), "scopes": Value("scopes")},
         "only",
     ),
+    "confidentialInstanceConfig": Block(
+        "properties.confidentialInstanceConfig",
+        {
+            "confidentialInstanceType": Value("confidentialInstanceType"),
+            "enableConfidentialCompute": Value("enableConfidentialCompute"),
+        },
+    ),
+    "resourceManagerTags": Value("properties.resourceManagerTags"),
     "shieldedInstanceConfig": Block(
         "properties.shieldedInstanceConfig",
         {

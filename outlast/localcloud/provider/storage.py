@@ -55,6 +55,7 @@ BUCKET: tables.Table = {
     "labels": Value("labels"),
     "lifecycleRules": Block("lifecycle.rule", LIFECYCLE_RULE, "list"),
     "publicAccessPrevention": Value("iamConfiguration.publicAccessPrevention"),
+    "encryption": Block("encryption", {"defaultKmsKeyName": Value("defaultKmsKeyName")}),
     "softDeletePolicy": Block(
         "softDeletePolicy", {"retentionDurationSeconds": int64("retentionDurationSeconds")}
     ),

@@ -155,3 +155,21 @@ def labels_of(user: Mapping[str, Any]) -> dict[str, str]:
                 " underscores",
             )
     return dict(user)
+
+
+def default_labels_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """The labels that the provider gives every resource, `gcp:defaultLabels`. Raises SettingsError.
+
+    They are repeated on the VMs and disks, where the provider does not add them itself.
+    """
+    given = values.get("gcp:defaultLabels") or "{}"
+    try:
+        found = json.loads(given) if isinstance(given, str) else given
+        return {
+            str(key): str(value) for key, value in found.items() if key not in label_rules.RESERVED
+        }
+    except (ValueError, AttributeError):
+        raise SettingsError(
+            f"gcp:defaultLabels {given!r}: must be an object; set it by its parts: pulumi config"
+            " set --path gcp:defaultLabels.NAME VALUE"
+        ) from None
