@@ -1,8 +1,8 @@
 """Detects a stack that no longer points to its run, or no longer owns it.
 
-HEAD names its owner, ORGANIZATION/PROJECT/STACK. A stack that was renamed or moved to another
-backend has another owner name. A stack whose experiment, bucket or project has changed looks in
-another place.
+HEAD names its owner, ORGANIZATION/PROJECT/STACK, which `outlast handover` changes. A stack that was
+renamed or moved to another backend has another owner name. A stack whose experiment, bucket or
+project has changed looks in another place.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,20 @@ OWNER_PARTS = ("organization", "project", "stack")
 
 def foreign(owner: str, olds: Mapping[str, Any], news: Mapping[str, Any]) -> str:
     """Why the stack of `news` may not continue a run of `owner`; `olds` is its previous pin."""
-    where = f"run {news['run']} in gs://{news['bucket']}/{news['prefix']}"
+    place = f"gs://{news['bucket']}/{news['prefix']}"
+    where = f"run {news['run']} in {place}"
+    path = quote(f"{place}/{news['run']}")
+    hand_over = f"hand the run over: outlast handover {path} {quote(news['owner'])}"
     back = _back(owner, news["owner"])
     if olds.get("owner") == owner:
         return (
             f"{where}: belongs to {owner}, as this stack was called before"
-            f" {_renamed(owner, news['owner'])}; a run cannot change its owner, so {back}"
+            f" {_renamed(owner, news['owner'])}; {back}, or {hand_over}"
         )
     return (
         f"{where}: belongs to {owner}, not to {news['owner']}; if this is the same stack under"
-        f" another name, {back}; otherwise choose another outlast:experiment or outlast:bucket"
+        f" another name, {back}, or {hand_over}; otherwise choose another outlast:experiment or"
+        " outlast:bucket"
     )
 
 

@@ -260,8 +260,9 @@ def test_another_owner_is_refused(store):
     assert failure.reason == (
         "run 0123456789 in gs://p-outlast/experiments/dev: belongs to organization/outlast/theirs,"
         " not to organization/outlast/dev; if this is the same stack under another name, rename it"
-        " back: pulumi stack rename theirs; otherwise choose another outlast:experiment or"
-        " outlast:bucket"
+        " back: pulumi stack rename theirs, or hand the run over: outlast handover"
+        " gs://p-outlast/experiments/dev/0123456789 organization/outlast/dev; otherwise choose"
+        " another outlast:experiment or outlast:bucket"
     )
 
 
@@ -289,7 +290,8 @@ def test_a_stack_that_was_renamed_or_moved_is_said_to_be(store, now, cause, reme
     put(store, COMMITTED)
     assert reasons(PROPS, {**PROPS, "owner": now}) == [
         "run 0123456789 in gs://p-outlast/experiments/dev: belongs to organization/outlast/dev, as"
-        f" this stack was called before {cause}; a run cannot change its owner, so {remedy}"
+        f" this stack was called before {cause}; {remedy}, or hand the run over: outlast handover"
+        f" gs://p-outlast/experiments/dev/0123456789 {now}"
     ]
 
 
@@ -301,8 +303,9 @@ def test_an_experiment_that_another_project_owns_is_refused(store, on_new_run):
     assert reasons({}, {**OTHER, **theirs}) == [
         "run 0123456789 in gs://p-outlast/experiments/dev: belongs to organization/outlast/dev,"
         " not to organization/theirs/dev; if this is the same stack under another name, rename it"
-        " back: pulumi stack rename organization/outlast/dev; otherwise choose another"
-        " outlast:experiment or outlast:bucket"
+        " back: pulumi stack rename organization/outlast/dev, or hand the run over: outlast"
+        " handover gs://p-outlast/experiments/dev/0123456789 organization/theirs/dev; otherwise"
+        " choose another outlast:experiment or outlast:bucket"
     ]
 
 
@@ -734,7 +737,7 @@ def test_a_command_that_is_shown_runs_nothing_that_a_bucket_wrote(store):
     """People copy it to a shell."""
     put(store, dataclasses.replace(OPEN, owner="organization/outlast/x; touch pwned"))
     (reason,) = reasons({}, PROPS)
-    assert "pulumi stack rename 'x; touch pwned'; otherwise" in reason
+    assert "pulumi stack rename 'x; touch pwned', or hand the run over" in reason
 
 
 NEWER = OPEN.to_json().replace(b'"format":1', b'"format":2')

@@ -28,8 +28,9 @@ def test_a_renamed_stack_is_reported_as_renamed(stack: Project, monkeypatch: pyt
     stack.pulumi("stack", "rename", "second")
     assert (
         f"run {run} in gs://{bucket}/experiments/dev: belongs to organization/outlast/dev, as this"
-        " stack was called before it was renamed from dev to second; a run cannot change its owner,"
-        " so rename it back: pulumi stack rename dev"
+        " stack was called before it was renamed from dev to second; rename it back: pulumi stack"
+        " rename dev, or hand the run over: outlast handover"
+        f" gs://{bucket}/experiments/dev/{run} organization/outlast/second"
     ) in refusal("second")
 
     # The experiment follows the stack's name.
@@ -44,3 +45,15 @@ def test_a_renamed_stack_is_reported_as_renamed(stack: Project, monkeypatch: pyt
     stack.pulumi("stack", "rename", "dev")
     (line,) = preview.review("dev", env=stack.env, cwd=stack.folder).runs
     assert (line.run, line.said) == (run, "stays untouched")
+
+    # Or the run is handed over.
+    stack.pulumi("stack", "rename", "second")
+    stack.pulumi("config", "set", "outlast:experiment", "dev")
+    url = f"gs://{bucket}/experiments/dev/{run}"
+    said = stack.outlast("handover", url, "organization/outlast/second")
+    assert "at step 400, belongs to organization/outlast/second now" in said
+    (line,) = preview.review("second", env=stack.env, cwd=stack.folder).runs
+    assert (line.run, line.step) == (run, 400), line
+    stack.pulumi("up", "--yes", "--skip-preview", "-s", "second")
+    outputs = stack.pulumi("stack", "output", "owner", "-s", "second")
+    assert outputs.strip() == "organization/outlast/second"

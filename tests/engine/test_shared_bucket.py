@@ -63,8 +63,8 @@ class Stacks:
         return preview.review(name, flags=flags, env=self._project.env, cwd=self.folder)
 
     def groups(self) -> list[str]:
-        groups = self.cloud.audit()["groups"]
-        return sorted(group["name"].rpartition("-")[0] for group in groups)
+        names = self.cloud.audit()["groups"]
+        return sorted(name.rpartition("/")[2].rpartition("-")[0] for name in names)
 
     def bucket(self) -> dict[str, Any]:
         return self.cloud.call("GET", f"/storage/v1/b/{BUCKET}")
