@@ -1,0 +1,67 @@
+"""The reviewer's roles of docs/teams.md, each tried by what is refused without it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from outlast.bucket.head import read_head
+from outlast.bucket.store import Forbidden, open_store
+from outlast.cli.review import bucket as reviewed
+from outlast.cli.review.outcomes import NotRead
+from outlast.cli.review.plan import Pin
+from outlast.cloud import credentials
+from outlast.settings import sources
+from tests.cli.test_resume import COMMITTED, LAYOUT
+from tests.localcloud.conftest import bucket as bucket
+from tests.localcloud.conftest import cloud as cloud
+from tests.localcloud.conftest import shared_cloud as shared_cloud
+from tests.localcloud.iam.test_iam import grant, grant_on_project, make_account
+from tests.localcloud.local_cloud import PROJECT, LocalCloud
+
+
+@pytest.fixture
+def email(cloud: LocalCloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An account without a role, which this process impersonates when it asks."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
+    monkeypatch.setenv(credentials.ENDPOINT_VARIABLE, f"{cloud.url}/iamcredentials/v1/")
+    monkeypatch.setenv(sources.ENDPOINT_VARIABLE, f"{cloud.url}/secretmanager/v1/")
+    monkeypatch.setenv(credentials.TOKEN_VARIABLE, "owner")
+    made = make_account(cloud)
+    credentials.use_settings({"gcp:impersonateServiceAccount": made})
+    yield made
+    credentials.use_settings({})
+
+
+def test_finding_the_bucket(cloud: LocalCloud, bucket: str, email: str) -> None:
+    from google.api_core.exceptions import Forbidden as ApiForbidden
+    from google.cloud import storage
+
+    def look_up() -> Any:
+        client = storage.Client(project=PROJECT, credentials=credentials.for_storage())
+        found = client.lookup_bucket(bucket)
+        return found and [one.name for one in client.list_buckets(prefix=bucket)]
+
+    with pytest.raises(ApiForbidden):
+        look_up()
+    grant_on_project(cloud, "roles/storage.bucketViewer", f"serviceAccount:{email}")
+    assert look_up() == [bucket]
+
+
+def test_reading_the_runs(cloud: LocalCloud, bucket: str, email: str) -> None:
+    credentials.use_settings({})
+    open_store(f"gs://{bucket}").put(LAYOUT.head, COMMITTED.to_json())
+    credentials.use_settings({"gcp:impersonateServiceAccount": email})
+    pin = Pin(LAYOUT.run, 0, bucket, "experiments/dev", "europe-west4-a", 60, None)
+    assert reviewed.look(pin) is NotRead.UNKNOWN
+    grant(cloud, bucket, "roles/storage.objectViewer", f"serviceAccount:{email}")
+    assert reviewed.look(pin) == read_head(open_store(f"gs://{bucket}"), LAYOUT).head
+    with pytest.raises(Forbidden):
+        open_store(f"gs://{bucket}").put(LAYOUT.head, b"theirs")
+
+
+def test_looking_up_a_secret(cloud: LocalCloud, email: str) -> None:
+    name = f"projects/{PROJECT}/secrets/none/versions/latest"
+    assert "you may not look it up" in sources.secret("secretEnv.KEY", name).warning
+    grant_on_project(cloud, "roles/secretmanager.viewer", f"serviceAccount:{email}")
+    assert "there is no such secret" in sources.secret("secretEnv.KEY", name).refusal
