@@ -30,18 +30,16 @@ REMEDIES: Mapping[str, str] = {
     SOFT_DELETE: "set outlast:softDeleteDays to an allowed number of days",
     RETENTION: "objects of a run are replaced and deleted, which a retention policy forbids: have"
     " the project exempted",
-    NO_ACCOUNTS: "a stack creates one service account: have the project exempted, or let someone"
-    " who may create accounts bring the stack up",
-    "compute.requireShieldedVm": "set outlast:image to one that supports Shielded VM, and have"
-    " Secure Boot enabled or the project exempted",
+    NO_ACCOUNTS: "set outlast:serviceAccount to an existing service account",
+    "compute.requireShieldedVm": "set outlast:shieldedVm to true, and outlast:image to one that"
+    " supports it",
     "compute.requireOsLogin": "nothing: VMs work with OS Login, and it is added to them",
     "compute.skipDefaultNetworkCreation": "the project may have no network default: set"
     " outlast:network to isolated, or to an existing one",
     "compute.restrictSharedVpcSubnetworks": "set outlast:network and outlast:subnetwork to an"
     " allowed subnetwork",
     "compute.disableSerialPortAccess": "nothing: only the serial port of a VM cannot be read",
-    "gcp.restrictNonCmekServices": "have the project exempted for the services that the message"
-    " names, or use a bucket with a key by outlast:bucketMode existing",
+    "gcp.restrictNonCmekServices": "set outlast:kmsKey to a key of the region",
     "iam.disableServiceAccountKeyCreation": "nothing: Outlast creates no keys",
     "iam.allowedPolicyMemberDomains": "nothing, unless outlast:imageRecipe.shareWith names members"
     " of other domains",
