@@ -13,20 +13,9 @@ from typing import Any
 
 import pytest
 
-from outlast.cli import guest_image
-from outlast.cli.parts import SetupError
-
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(3600)]
 
 HERE = Path(__file__).parent
-
-
-@pytest.fixture(autouse=True)
-def _images() -> None:
-    try:
-        guest_image.families()
-    except SetupError as error:
-        pytest.skip(str(error))
 
 
 def rehearse(scenario: Path, *options: str) -> tuple[dict[str, Any], str]:

@@ -161,8 +161,7 @@ class QemuGuest(Guest):
     def _command(self, image: GuestImage, environment: Mapping[str, str]) -> list[str]:
         machine, kvm = self.machine, self._host.accelerator == "kvm"
         assert self.server and self.serial
-        words = [f"root={image.root}", "rw", "console=ttyS0", "net.ifnames=0", "quiet"]
-        words.append("systemd.show_status=true")
+        words = [f"root={image.root}", "rw", "console=ttyS0", "net.ifnames=0"]
         words.append(f"systemd.hostname={machine.name}")
         words += [_set(name, value) for name, value in environment.items()]
         line = " ".join(words)
