@@ -119,6 +119,14 @@ def test_refusals(server: Server, headers: dict[str, str], path: str, status: in
     assert requests.get(url, headers=headers, timeout=60).status_code == status
 
 
+def test_the_root_is_read_as_debians_guest_agent_asks_for_it(server: Server) -> None:
+    """google-guest-agent 20211116 of Debian sends `v1//`, which the real server takes."""
+    answer = get(server, "/", recursive="true", alt="json", last_etag="NONE")
+    assert answer.status_code == 200 and answer.headers["ETag"]
+    assert answer.json()["instance"]["attributes"]["outlast-run"] == "0123456789"
+    assert answer.json()["project"]["projectId"] == "outlast-rehearsal"
+
+
 def test_waiting_reader_is_woken_by_the_change(server: Server) -> None:
     answers: list[requests.Response] = []
     reader = threading.Thread(
