@@ -373,7 +373,7 @@ OF_A_VM = ("first-boot", "preempted-flag", "absent-object", "own-prefix")
     ],
 )
 def test_an_assumption_that_does_not_hold_is_found(change: Any, failed: Any, unasked: Any):
-    asked = probes.Probes(Calls(), Project(PROJECT), MemoryStore(), "z", "i", Heard().say)
+    asked = probes.Probes(Calls(), Project(PROJECT), MemoryStore(), "z", "i", Heard())
     asked._judge_vm({**SAID, **change})
     found = {a.assumption.name: a.outcome for a in asked.answers(with_run=False)}
     for name in OF_A_VM:
@@ -394,7 +394,7 @@ def test_a_refusal_speaks_against_an_assumption_if_it_names_its_fields(
     status: int, why: str, outcome: Outcome
 ):
     calls = Calls("instances", status, why)
-    asked = probes.Probes(calls, Project(PROJECT), MemoryStore(), "z", "i", Heard().say)
+    asked = probes.Probes(calls, Project(PROJECT), MemoryStore(), "z", "i", Heard())
     with pytest.raises(ComputeError):
         asked._accepted("spot-notice", "zones/z/instances", {}, ("notice",))
     found = {a.assumption.name: a.outcome for a in asked.answers(with_run=False)}
@@ -402,7 +402,7 @@ def test_a_refusal_speaks_against_an_assumption_if_it_names_its_fields(
 
 
 def test_a_vm_that_says_nothing_answers_nothing():
-    asked = probes.Probes(Calls(), Project(PROJECT), MemoryStore(), "z", "i", Heard().say)
+    asked = probes.Probes(Calls(), Project(PROJECT), MemoryStore(), "z", "i", Heard())
     asked._judge_vm({})
     found = {a.assumption.name: a.outcome for a in asked.answers(with_run=True)}
     assert set(found.values()) == {Outcome.UNASKED}
@@ -431,7 +431,7 @@ def test_the_run_answers_three_assumptions(
         faults=[Fault("preempt", attempt=1), Fault("delete", attempt=2)],
         sizes=sizes,
     )
-    asked = probes.Probes(Calls(), Project(PROJECT), MemoryStore(), "z", "i", Heard().say)
+    asked = probes.Probes(Calls(), Project(PROJECT), MemoryStore(), "z", "i", Heard())
     asked.ask_run(seen)
     found = {a.assumption.name: a.outcome for a in asked.answers(with_run=True)}
     for name in OF_THE_RUN:

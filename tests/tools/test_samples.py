@@ -40,7 +40,6 @@ PRINTED = (
     "no rule is broken",
     "its group cannot create a VM: ",
     "take its place",
-    "start from scratch beside it",
     "Attempts (UTC):",
 )
 """Words that the commands print, as their source has them and the pages show them."""

@@ -6,13 +6,14 @@ from any machine.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from outlast.base.retry import Limits, Patience
 from outlast.cli.errors import RehearsalError
 from outlast.cli.rehearsal.google import names
 from outlast.cli.rehearsal.google.preflight import asking, meaning
+from outlast.cli.rehearsal.rehearsal import Watcher
 from outlast.cloud.compute import Compute, ComputeError, Json, Missing
 from outlast.cloud.project import Project
 
@@ -89,7 +90,7 @@ class Leftovers:
             )
         return found
 
-    def delete(self, say: Callable[[str], Any]) -> Found:
+    def delete(self, watcher: Watcher) -> Found:
         """Deletes everything, looks again until nothing is left, and returns that last look. Raises
         RehearsalError that names what could not be deleted.
         """
@@ -108,7 +109,7 @@ class Leftovers:
             clean = 0
             if time.monotonic() > deadline:
                 raise RehearsalError(self._left(found, trouble))
-            say(f"deleting {said(found)}")
+            watcher.say(f"deleting {said(found)}")
             trouble = self._round(found)
 
     def _round(self, found: Found) -> dict[str, str]:

@@ -6,7 +6,7 @@ hold*, or *could not be asked*. Three assumptions are answered by the rehearsal'
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,6 +16,7 @@ from outlast.cli.errors import RehearsalError
 from outlast.cli.rehearsal.google import budget, names
 from outlast.cli.rehearsal.google.assumptions import ASSUMPTIONS, OF_THE_RUN, Answer, Outcome
 from outlast.cli.rehearsal.google.preflight import meaning
+from outlast.cli.rehearsal.rehearsal import Watcher
 from outlast.cli.rehearsal.seen import Seen
 from outlast.cloud import images
 from outlast.cloud.compute import Compute, ComputeError, Json, Missing
@@ -55,14 +56,14 @@ class Probes:
         store: Store,
         zone: str,
         image: str,
-        say: Callable[[str], Any],
+        watcher: Watcher,
     ) -> None:
         self._compute = compute
         self._project = project
         self._store = store
         self._zone = zone
         self._image = image
-        self._say = say
+        self._watcher = watcher
         self._answers: dict[str, Answer] = {}
         self._group_until: datetime | None = None
         self.limit_sec, self.watch_sec = GROUP_LIMIT_SEC, WATCH_SEC
@@ -129,7 +130,7 @@ class Probes:
     def _answer(self, name: str, held: bool | None, seen: str) -> None:
         outcome = {True: Outcome.HOLDS, False: Outcome.FAILS, None: Outcome.UNASKED}[held]
         self._answers[name] = Answer(ASSUMPTIONS[name], outcome, seen)
-        self._say(f"assumption {name}: {outcome} ({seen})")
+        self._watcher.say(f"assumption {name}: {outcome} ({seen})")
 
     # The API alone
 
@@ -364,12 +365,15 @@ class Probes:
             shown = link.partition("/projects/")[2].replace(self._project.project, "PROJECT")
             self._answer("operation-paths", held, shown)
         deadline = time.monotonic() + BOOT_SEC
-        while time.monotonic() < deadline:
-            try:
-                self._compute.call("GET", _template(number))
-                return
-            except Missing:
-                time.sleep(POLL_SEC)
+        while not self._exists(_template(number)) and time.monotonic() < deadline:
+            time.sleep(POLL_SEC)
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self._compute.call("GET", path)
+        except Missing:
+            return False
+        return True
 
     def _group_vms(self) -> list[Json]:
         listed = self._compute.listed(f"zones/{self._zone}/instances")
@@ -388,7 +392,7 @@ class Probes:
         until = self._group_until
         if until is None:
             return
-        self._say(f"waiting for the run limit of the probe's group, {until:%H:%M:%S} UTC")
+        self._watcher.say(f"waiting for the run limit of the probe's group, {until:%H:%M:%S} UTC")
         left = self._group_vms()
         last = until + timedelta(seconds=GRACE_SEC)
         while left and datetime.now(UTC) < last:

@@ -66,7 +66,7 @@ def rehearse(order: Order, watcher: Watcher) -> GoogleReport:
     with terminable(), scratch() as folder, google.taken(str(folder)):
         probes = Probes(
             *(google.compute, google.project, google.store),
-            *(order.zone, order.image, watcher.say),
+            *(order.zone, order.image, watcher),
         )
         probes.ask()
         if not order.probes_only:
@@ -146,7 +146,7 @@ class _Google:
             self._refuse_running()
         self.watcher.say(f"an earlier rehearsal left {said(found)}")
         with terminable():
-            self.leftovers.delete(self.watcher.say)
+            self.leftovers.delete(self.watcher)
         return True
 
     def _refuse_running(self) -> None:
@@ -182,7 +182,7 @@ class _Google:
             if not refused:
                 with uninterrupted():
                     end_strays(token)
-                    self.leftovers.delete(self.watcher.say)
+                    self.leftovers.delete(self.watcher)
                     self.watcher.say(
                         f"project {self.order.project}: nothing of the rehearsal is left"
                     )
