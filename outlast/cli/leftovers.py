@@ -6,14 +6,17 @@ name alone, so that another stack's are left alone.
 
 import contextlib
 import json
+import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from outlast.cli import engine
 from outlast.cli.errors import OperateError
 from outlast.cloud.compute import Compute, ComputeError, Json, Missing
 from outlast.spec import labels
+
+_log = logging.getLogger(__name__)
 
 DELETE_SEC = 300.0
 """For so long a deletion is waited for."""
@@ -39,15 +42,15 @@ def place_of(stack: str) -> Place | None:
     return Place(project, own)
 
 
-def delete(place: Place, say: Callable[[str], None]) -> None:
-    """Deletes what has the stack's labels, the groups first, and says what it was.
+def delete(place: Place) -> None:
+    """Deletes what has the stack's labels, the groups first, and logs what it was.
 
     Raises OperateError if it cannot be looked for or deleted: something may still be billed.
     """
     compute = Compute(place.project)
     try:
         for kind, path in _found(compute, place.labels):
-            say(f"{kind} {path.rpartition('/')[2]}: the state did not know it; deleted")
+            _log.info(f"{kind} {path.rpartition('/')[2]}: the state did not know it; deleted")
             _delete(compute, path)
     except ComputeError as error:
         wanted = " AND ".join(f"labels.{key}={value}" for key, value in place.labels.items())

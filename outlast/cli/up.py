@@ -3,7 +3,7 @@
 import os
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outlast.bucket.head import HeadError
@@ -45,9 +45,7 @@ def up(name: str | None, flags: Sequence[str] = ()) -> str:
     return boots.stuck(group, patience_sec=FIRST_TRY_SEC) if group else ""
 
 
-def destroy(
-    name: str, flags: Sequence[str] = (), *, say: Callable[[str], None] = lambda _: None
-) -> str:
+def destroy(name: str, flags: Sequence[str] = ()) -> str:
     """Runs `pulumi destroy` of the stack, with `flags` of Pulumi's, and deletes what its state has
     lost; returns what remains of its run, in words.
 
@@ -62,7 +60,7 @@ def destroy(
     command = ["destroy", "--yes", "--skip-preview", *_of(name), *flags]
     engine.show_engine(command, env=os.environ)
     if place and not _is_partial(flags):
-        leftovers.delete(place, say)
+        leftovers.delete(place)
     return _left(deployed) if deployed else ""
 
 

@@ -195,7 +195,7 @@ def test_a_destroy_of_a_part_looks_for_nothing_that_was_lost(
     found: list[object] = []
     place = leftovers.Place("p", {})
     monkeypatch.setattr(leftovers, "place_of", lambda name: place)
-    monkeypatch.setattr(leftovers, "delete", lambda where, say: found.append(where))
+    monkeypatch.setattr(leftovers, "delete", found.append)
     monkeypatch.setattr(engine, "show_engine", lambda args, env: None)
     monkeypatch.setattr(stack, "find", lambda name: (_ for _ in ()).throw(OperateError("none")))
     up.destroy("dev", flags)

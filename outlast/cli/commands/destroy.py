@@ -24,6 +24,6 @@ def destroy(experiment: str, flags: tuple[str, ...]) -> None:
     if name is None:
         raise click.UsageError("Missing argument 'EXPERIMENT': it comes before Pulumi's flags.")
     recovered(experiment)
-    left = stack_up.destroy(experiment, passed, say=say)
+    left = stack_up.destroy(experiment, passed)
     if left:
         say(f"{experiment}: {left}")
