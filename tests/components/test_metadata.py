@@ -139,6 +139,13 @@ def test_health_and_os_login_are_the_scripts_keys() -> None:
     assert items["outlast-health"] == "8099 900" and items["enable-oslogin"] == "TRUE"
 
 
+def test_keys_that_a_project_lets_into_all_its_vms_do_not_open_ours() -> None:
+    """On the network `default`, port 22 is open to everyone."""
+    for oslogin in (False, True):
+        items = metadata.compose(RunSpec(**SPEC), script="", late={}, oslogin=oslogin)
+        assert items["block-project-ssh-keys"] == "TRUE"
+
+
 def test_a_value_may_just_fit():
     assert len(composed(arguments={"x": "a" * metadata.VALUE_LIMIT})["outlast-arg-x"]) == 262_144
 
