@@ -33,6 +33,7 @@ from outlast.supervisor.environment import (
     layers,
 )
 from outlast.supervisor.trainer_user import TrainerUser
+from tests.another_user import needs_python
 from tests.git_host import commit, serving
 from tests.log_lines import log_lines
 from tests.stores import FakeClock
@@ -440,6 +441,7 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start another user's process")
 def test_the_trainers_own_user_builds_and_root_installs(builder: Builder, open_folder: Path):
+    needs_python()
     user = TrainerUser(open_folder / "user")
     user.make(user.home)
     own = replace(builder, home=open_folder / "home", log=open_folder / "pip.log", user=user)
@@ -464,6 +466,7 @@ def test_the_trainers_own_user_builds_and_root_installs(builder: Builder, open_f
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start another user's process")
 def test_a_build_of_the_trainers_own_user_that_fails_is_named(builder: Builder, open_folder: Path):
+    needs_python()
     user = TrainerUser(open_folder / "user")
     user.make(user.home)
     own = replace(builder, home=open_folder / "home", log=open_folder / "pip.log", user=user)
