@@ -74,7 +74,8 @@ def test_a_lost_machine_costs_only_what_was_not_committed(walk: Walk) -> None:
 
 
 def test_the_first_of_two_machines_is_fenced(walk: Walk) -> None:
-    with programs.started(walk.folder, walk.argv(walk.url), PACE="0.3") as first:
+    # So slow that the second one starts before this one is done, on a busy machine too.
+    with programs.started(walk.folder, walk.argv(walk.url), PACE="2") as first:
         programs.wait_for(lambda: walk.newest() > 0, first)
         # Slow too: a run that had ended meanwhile would end the first otherwise.
         with programs.started(walk.folder, walk.argv(walk.url), PACE="0.3") as second:

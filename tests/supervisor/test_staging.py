@@ -187,7 +187,7 @@ def test_a_long_download_does_not_count_as_a_stall(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_module, "SIGN_SEC", 0.05)
-    proceed, stall = threading.Event(), 0.5
+    proceed, stall = threading.Event(), 3.0
 
     def slow(operation: Operation, perform: Any) -> Any:
         if operation.verb == "read_range":
@@ -204,11 +204,11 @@ def test_a_long_download_does_not_count_as_a_stall(
         return heartbeat is not None and heartbeat.phase == "staging"
 
     wait_until(says_staging, "a heartbeat that says staging")
-    wait_until(lambda: time.monotonic() - began > 3 * stall, "a time in which others are stuck")
+    wait_until(lambda: time.monotonic() - began > 1.5 * stall, "a time in which others are stuck")
     proceed.set()
     assert vm.ended() == 0
     assert world.head.state is State.DONE
-    assert world.end_of(1).staged_sec >= 2 * stall
+    assert world.end_of(1).staged_sec > stall
 
 
 def test_all_ranks_share_one_fetch_and_one_path(world: World) -> None:

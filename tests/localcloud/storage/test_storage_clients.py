@@ -107,7 +107,9 @@ def test_a_read_that_breaks_again_and_again_resumes_as_long_as_bytes_arrive(
     data = noise(8 * MIB)
     cloud.put(bucket, "big", data)
     store = GcsStore(bucket, credentials=AnonymousCredentials(), read_retry_sec=0)
-    cloud.add_fault("mid-body", {"reset": True}, method="GET", path="alt=media", count=3)
+    # A reset throws away what the client has not read: it gets time to.
+    broken = {"delay_sec": 1, "reset": True}
+    cloud.add_fault("mid-body", broken, method="GET", path="alt=media", count=3)
     assert store.get("big")[0] == data
     (rule,) = cloud.call("GET", "/_local/faults").json()
     assert rule["fired"] == 3
