@@ -39,6 +39,8 @@ START_TIMEOUT_SEC = 60
 STOP_TIMEOUT_SEC = 20
 CALL_TIMEOUT_SEC = 30
 LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+RUNS = "local cloud on http://"
+"""What a local cloud prints first once it runs."""
 NOTE = "local cloud: "
 """Prefix of the log lines for the person who starts the cloud."""
 
@@ -354,6 +356,7 @@ def _lines_of(log: Path, start: int) -> list[str]:
 
 
 def _last_line(log: Path, start: int) -> str:
-    """The last line of a log from a byte on."""
-    lines = _lines_of(log, start)
+    """The last line of a log from a byte on, without those of a cloud that runs: of two that start
+    on one folder, the other may have written last."""
+    lines = [line for line in _lines_of(log, start) if not line.startswith((RUNS, NOTE))]
     return lines[-1] if lines else f"it said nothing; {sys.executable} -m outlast.localcloud serve"

@@ -177,6 +177,14 @@ def test_a_crash_loses_nothing_and_a_reset_everything(shell: Shell):
     assert [stack["name"] for stack in stacks] == ["dev"]
 
 
+def test_the_reason_of_a_refusal_is_not_what_another_cloud_prints(tmp_path: Path):
+    log = tmp_path / "log"
+    refusal = "--state x: in use by the local cloud of process 1"
+    for other in ("local cloud on http://127.0.0.1:1 (process 1)", f"{clouds.NOTE}a note"):
+        log.write_text(f"earlier\n{refusal}\n{other}\n")
+        assert clouds._last_line(log, len("earlier\n")) == refusal
+
+
 def test_of_two_clouds_on_one_folder_the_second_is_refused(shell: Shell):
     command = [sys.executable, "-m", "outlast.cli.app", "cloud", "start"]
     command += ["--state", str(shell.state)]
