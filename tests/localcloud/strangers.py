@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-NOBODY = 65534
+from tests.another_user import NOBODY
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can start a program of another user"

@@ -157,14 +157,7 @@ class Probes:
             "targetSize": 0,
             "versions": [{"instanceTemplate": _template(2)}],
             "distributionPolicy": {"targetShape": "ANY"},
-            "updatePolicy": {
-                "type": "OPPORTUNISTIC",
-                "minimalAction": "REPLACE",
-                "replacementMethod": "RECREATE",
-                "maxSurge": {"fixed": 0},
-                "maxUnavailable": {"fixed": 4},
-                "instanceRedistributionType": "NONE",
-            },
+            "updatePolicy": {**_update_policy(4), "instanceRedistributionType": "NONE"},
             "instanceLifecyclePolicy": {
                 "defaultActionOnFailure": "REPAIR",
                 "forceUpdateOnRepair": "YES",
@@ -321,13 +314,7 @@ class Probes:
             "baseInstanceName": name,
             "targetSize": 1,
             "versions": [{"name": "trainer", "instanceTemplate": _template(1)}],
-            "updatePolicy": {
-                "type": "OPPORTUNISTIC",
-                "minimalAction": "REPLACE",
-                "replacementMethod": "RECREATE",
-                "maxSurge": {"fixed": 0},
-                "maxUnavailable": {"fixed": 1},
-            },
+            "updatePolicy": _update_policy(1),
         }
         self._compute.order("POST", path, body, limit_sec=BOOT_SEC)
         if not self._has_vm_before(until):
@@ -460,6 +447,17 @@ def _spot() -> Json:
 def _limit() -> Json:
     seconds = str(budget.PROBE_MINUTES * 60)
     return {"instanceTerminationAction": "DELETE", "maxRunDuration": {"seconds": seconds}}
+
+
+def _update_policy(unavailable: int) -> Json:
+    """That of a stack's group, in which so many VMs may be missing at a time."""
+    return {
+        "type": "OPPORTUNISTIC",
+        "minimalAction": "REPLACE",
+        "replacementMethod": "RECREATE",
+        "maxSurge": {"fixed": 0},
+        "maxUnavailable": {"fixed": unavailable},
+    }
 
 
 def _template(number: int) -> str:
