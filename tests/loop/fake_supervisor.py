@@ -40,6 +40,7 @@ class FakeSupervisor:
         self.gone = threading.Event()
         self._kept = itertools.count()
         self._channel: Channel | None = None
+        self._newest = threading.Lock()
         self._listener = protocol.ServerSocket(self.socket)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -102,11 +103,14 @@ class FakeSupervisor:
                 channel.send(self.on_fetch(first))
             elif first is not None:
                 self._talk(channel, first)
-                self.gone.set()
+                with self._newest:
+                    if self._channel is channel:  # the end of an older one may be noticed late
+                        self.gone.set()
 
     def _talk(self, channel: Channel, hello: protocol.Hello) -> None:
-        self._channel = channel
-        self.gone.clear()
+        with self._newest:
+            self._channel = channel
+            self.gone.clear()
         rows = self.folder / "rows.jsonl"
         rows.write_bytes(b"")
         try:
