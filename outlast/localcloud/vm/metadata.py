@@ -22,6 +22,9 @@ from outlast.localcloud.http.peers import far_end
 Value = str | int | list[str]
 
 PREFIX = "/computeMetadata/v1/"
+FOLDERS = ("instance/attributes/", "project/attributes/")
+"""Folders that exist without a value in them too. The guest agent's scripts wait for them: Debian's
+repeats its question for 90 s when a machine stops."""
 GUEST_ATTRIBUTES = "instance/guest-attributes/"
 GUEST_ATTRIBUTE_KEY = re.compile(r"[A-Za-z0-9_.-]{1,128}/[A-Za-z0-9_.-]{1,128}")
 MAX_GUEST_ATTRIBUTE_BYTES = 32768
@@ -133,21 +136,30 @@ class Tree:
             return _answer(text, as_json)
         folder = path if path.endswith("/") or not path else path + "/"
         below = {k[len(folder) :]: v for k, v in self._values.items() if k.startswith(folder)}
-        if not below:
+        empty = [each[len(folder) :] for each in FOLDERS if each.startswith(folder)]
+        if not below and not empty:
             return Answer(404, f"{path or '/'} was not found.\n")
         if path and not path.endswith("/") and not recursive:
             return Answer(301, "", etag=PREFIX + folder)
         if not recursive:
             names = dict.fromkeys(
                 name + ("/" if slash else "")
-                for name, slash, _ in (key.partition("/") for key in sorted(below))
+                for name, slash, _ in (
+                    key.partition("/") for key in sorted({*below, *empty} - {""})
+                )
             )
-            return _answer(json.dumps(list(names)) if alt == "json" else "\n".join(names) + "\n",
-                           alt == "json")  # fmt: skip
+            if alt == "json":
+                return _answer(json.dumps(list(names)), True)
+            return _answer("".join(f"{name}\n" for name in names), False)
         if alt == "text":
-            lines = (f"{key} {_text(value)}" for key, value in sorted(below.items()))
-            return _answer("\n".join(lines) + "\n", False)
-        return _answer(json.dumps(_nested(below, folder)), True)
+            lines = (f"{key} {_text(value)}\n" for key, value in sorted(below.items()))
+            return _answer("".join(lines), False)
+        nested = _nested(below, folder)
+        for each in empty:
+            at = nested
+            for name in each.split("/")[:-1]:
+                at = at.setdefault(name, {})
+        return _answer(json.dumps(nested), True)
 
 
 def _answer(text: str, as_json: bool) -> Answer:

@@ -101,6 +101,20 @@ def test_recursive_json_renames_the_servers_names_and_keeps_the_users(server: Se
     assert "secret" not in str(document)
 
 
+def test_a_folder_of_attributes_exists_without_any(server: Server) -> None:
+    """google_metadata_script_runner 20211116 of Debian asks for a project's folder when the machine
+    stops, and repeats that until the answer is JSON."""
+    params = {"recursive": "true", "alt": "json", "timeout_sec": "10", "last_etag": "NONE"}
+    assert get(server, "project/attributes/", **params).json() == {}
+    assert get(server, "project/", **params).json()["attributes"] == {}
+    assert get(server, "", **params).json()["project"]["attributes"] == {}
+    assert get(server, "project/attributes/").text == ""
+    assert get(server, "project/").text == "attributes/\nnumeric-project-id\nproject-id\n"
+    server.tree.replace("instance/attributes/", {})
+    assert get(server, "instance/attributes/", **params).json() == {}
+    assert get(server, "instance/attributes/absent/", **params).status_code == 404
+
+
 def test_folder_without_its_slash_redirects(server: Server) -> None:
     assert get(server, "instance/attributes").text == "outlast-arg-max-steps\noutlast-run\n"
 
