@@ -107,11 +107,11 @@ def test_keras_backup_and_restore(tmp_path: Path) -> None:
 
 def test_lightning_resumes_from_its_last_checkpoint(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
-    words = ["--checkpoints", "{checkpoint}", "--model", "{result}/model.ckpt", "--epochs", "5"]
-    words += ["--batch-size", "2"]
+    words = ["--checkpoints", "{checkpoint}", "--model", "{result}/model.ckpt", "--epochs", "8"]
+    words += ["--batch-size", "1"]  # an epoch lasts much longer than a checkpoint needs
     done = killed_and_finished(
         tmp_path, argv(tmp_path / "run", "lightning_digits.py", *words), (1,)
     )
     assert "Restored all states from the checkpoint at" in done.stderr
-    assert "trained to epoch 5" in done.stdout
+    assert "trained to epoch 8" in done.stdout
     assert "model.ckpt" in programs.result_of(tmp_path / "run")

@@ -57,7 +57,7 @@ def test_boosting_resumes_to_the_same_bytes(
         ({"subsample": 0.7}, "subsample=0.7"),
         ({"colsample_bylevel": 0.5}, "colsample_bylevel=0.5"),
         ({"booster": "dart", "rate_drop": 0.1}, "rate_drop=0.1"),
-        ({"booster": "gblinear"}, "of the kind gblinear"),
+        ({"booster": "gblinear"}, "is a gblinear Booster"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
