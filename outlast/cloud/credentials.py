@@ -126,10 +126,11 @@ def for_storage() -> "Credentials":
 
 def token() -> str:
     """An access token. Raises GoogleAuthError, whose text is one sentence, or OSError."""
-    from google.auth.transport.requests import Request
-
     found = find()
     if not found.valid:
+        # Here, because a token that was given needs none of it.
+        from google.auth.transport.requests import Request
+
         found.refresh(Request())
     return str(found.token)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from outlast.cloud.compute import Json, Missing, ask_google
+from outlast.cloud.compute import ANSWER_TIMEOUT_SEC, Json, Missing, ask_google
 from outlast.spec.labels import MANAGED_BY
 
 STORAGE = ("GOOGLE_STORAGE_CUSTOM_ENDPOINT", "https://storage.googleapis.com/storage/v1/")
@@ -29,8 +29,9 @@ AT_ONCE = 8
 class Project:
     """One project. Each method raises ComputeError."""
 
-    def __init__(self, project: str) -> None:
+    def __init__(self, project: str, *, timeout_sec: float = ANSWER_TIMEOUT_SEC) -> None:
         self.project = project
+        self._timeout_sec = timeout_sec
 
     # The project and its policy
 
@@ -86,6 +87,13 @@ class Project:
         found = self._listed(STORAGE, "b", "items", query)
         return next((one for one in found if one["name"] == name), None)
 
+    def any_bucket(self, name: str) -> Json | None:
+        """The bucket of this name, whichever project has it; None if there is none."""
+        try:
+            return self._call(STORAGE, "GET", f"b/{name}")
+        except Missing:
+            return None
+
     def create_bucket(self, body: Mapping[str, Any]) -> None:
         """Creates a bucket."""
         self._call(STORAGE, "POST", f"b?project={self.project}", body)
@@ -140,7 +148,9 @@ class Project:
     ) -> Json:
         variable, default = api
         base = (os.environ.get(variable) or default).rstrip("/") + "/"
-        return ask_google(method, base + path, body, what=path.partition("?")[0])
+        return ask_google(
+            method, base + path, body, what=path.partition("?")[0], timeout_sec=self._timeout_sec
+        )
 
 
 def managed_bucket(name: str, location: str, labels: Mapping[str, str]) -> Json:

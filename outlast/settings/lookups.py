@@ -2,23 +2,21 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pulumi
 
-from outlast.cloud import credentials
+from outlast.cloud.compute import ComputeError, Json
+from outlast.cloud.project import Project
 from outlast.settings import allowances, networks
 from outlast.settings.errors import NAMESPACE, SettingsError, bad, first_line
 from outlast.settings.schema import Settings
 from outlast.spec import labels as label_rules
 
-if TYPE_CHECKING:
-    from google.cloud import storage
-
 DAY_SEC = 86_400
-TIMEOUT_SEC: Any = (2, 3)
-"""Seconds to connect, and to wait for an answer: a preview must not wait for a bucket that does not
-answer."""
+TIMEOUT_SEC = 3.0
+"""A preview must not wait for a bucket that does not answer."""
+FORBIDDEN = 403
 PROTECTION = ("softDeleteDays", "versioning")
 """Settings that protect a bucket's content. Outlast only strengthens them, because other stacks
 share the bucket.
@@ -63,16 +61,9 @@ def find_bucket(settings: Settings) -> FoundBucket:
     label. Without credentials or a network nothing is known: a preview only warns, because it
     needs no cloud, and `up` is refused, because an unknown bucket must not count as a missing one.
     """
-    from google.api_core.exceptions import GoogleAPIError
-    from google.auth.exceptions import GoogleAuthError
-    from google.cloud import storage
-
     try:
-        client = storage.Client(project=settings.project, credentials=credentials.for_storage())
-        # No retry: its default of two minutes would hold up every preview without a network.
-        found = client.lookup_bucket(settings.bucket, timeout=TIMEOUT_SEC, retry=cast(Any, None))
-        of_project = None if found is None else _is_of_project(client, settings)
-    except (GoogleAPIError, GoogleAuthError, OSError) as error:
+        found, of_project = _bucket(settings)
+    except ComputeError as error:
         why = f"bucket {settings.bucket}: cannot be looked up ({first_line(error)})"
         if not pulumi.runtime.is_dry_run():
             raise SettingsError(
@@ -95,7 +86,7 @@ def find_bucket(settings: Settings) -> FoundBucket:
         _check_existing(settings, found, of_project)
     else:
         _check_managed(settings, found, of_project)
-    location = (found.location or "").lower()
+    location = str(found.get("location") or "").lower()
     if location not in ("", settings.region):
         pulumi.log.warn(
             f"bucket {settings.bucket}: is in {location}, the VMs in {settings.region}; everything "
@@ -105,24 +96,24 @@ def find_bucket(settings: Settings) -> FoundBucket:
     return FoundBucket(location, adopt=not existing, leave=leave)
 
 
-def _is_of_project(client: "storage.Client", settings: Settings) -> bool | None:
-    """Whether the project has the bucket; None if this account may not list its buckets."""
-    from google.api_core.exceptions import Forbidden
-
+def _bucket(settings: Settings) -> tuple[Json | None, bool | None]:
+    """The bucket of that name, None if there is none; and whether the project has it, None if this
+    account may not list the project's buckets. Raises ComputeError.
+    """
+    project = Project(settings.project, timeout_sec=TIMEOUT_SEC)
+    of_project: bool | None = False
     try:
-        listed = client.list_buckets(
-            project=settings.project,
-            prefix=settings.bucket,
-            timeout=TIMEOUT_SEC,
-            retry=cast(Any, None),
-        )
-        return any(one.name == settings.bucket for one in listed)
-    except Forbidden:
-        return None
+        if found := project.bucket(settings.bucket):
+            return found, True
+    except ComputeError as error:
+        if error.status != FORBIDDEN:
+            raise
+        of_project = None
+    return project.any_bucket(settings.bucket), of_project
 
 
-def _check_existing(settings: Settings, found: "storage.Bucket", of_project: bool | None) -> None:
-    if not found.iam_configuration.uniform_bucket_level_access_enabled:
+def _check_existing(settings: Settings, found: Json, of_project: bool | None) -> None:
+    if not _is_on(found, "iamConfiguration", "uniformBucketLevelAccess"):
         raise SettingsError(
             f"outlast:bucket {settings.bucket!r}: has no uniform bucket-level access, so that a VM"
             " could not be limited to its own prefix; enable it on the bucket, or name another"
@@ -145,7 +136,7 @@ def _check_existing(settings: Settings, found: "storage.Bucket", of_project: boo
         )
 
 
-def _unusable(found: "storage.Bucket") -> Iterator[tuple[str, str, str]]:
+def _unusable(found: Json) -> Iterator[tuple[str, str, str]]:
     """What keeps a run from using a bucket: what it has, why that does not work, and what to do.
 
     HEAD is overwritten and checkpoints are deleted, which Cloud Storage refuses with 403 under a
@@ -153,26 +144,26 @@ def _unusable(found: "storage.Bucket") -> Iterator[tuple[str, str, str]]:
     answers 400 to calls that name no project (page "Requester Pays"). Read in November 2026.
     """
     replaced = "and a run replaces and deletes objects"
-    if found.retention_period:
-        yield f"has a retention policy of {found.retention_period} s", replaced, "remove it"
-    if found.default_event_based_hold:
+    if period := _part(found, "retentionPolicy").get("retentionPeriod"):
+        yield f"has a retention policy of {period} s", replaced, "remove it"
+    if found.get("defaultEventBasedHold"):
         yield "puts an event-based hold on new objects", replaced, "turn that off"
-    if found.requester_pays:
+    if _part(found, "billing").get("requesterPays"):
         yield "lets the requester pay", "and a VM's requests name no project", "turn that off"
 
 
-def _billed_longer(found: "storage.Bucket") -> list[str]:
+def _billed_longer(found: Json) -> list[str]:
     """Features of a bucket that bill objects after they were replaced or deleted, or move them."""
-    days = int(found.soft_delete_policy.retention_duration_seconds or 0) / DAY_SEC
+    days = _soft_delete_days(found)
     features = {
-        "object versions": found.versioning_enabled,
+        "object versions": _is_on(found, "versioning"),
         f"soft delete of {days:g} days": days > 0,
-        "Autoclass": found.autoclass_enabled,
+        "Autoclass": _is_on(found, "autoclass"),
     }
     return [what for what, on in features.items() if on]
 
 
-def _check_managed(settings: Settings, found: "storage.Bucket", of_project: bool | None) -> None:
+def _check_managed(settings: Settings, found: Json, of_project: bool | None) -> None:
     """Bucket names are global and anyone can set labels: a stranger may have created this bucket.
     Code and packages in it run as root.
     """
@@ -188,7 +179,7 @@ def _check_managed(settings: Settings, found: "storage.Bucket", of_project: bool
             f"{where}: exists and is not in project {settings.project}; set outlast:bucket to"
             " another name, or outlast:bucketMode to existing if you trust its owner"
         )
-    if found.labels.get("managed-by") != label_rules.MANAGED_BY:
+    if _part(found, "labels").get("managed-by") != label_rules.MANAGED_BY:
         raise SettingsError(
             f"{where}: exists and has no label managed-by={label_rules.MANAGED_BY}; set"
             " outlast:bucket to another name, set outlast:bucketMode to existing to use it as it"
@@ -196,12 +187,12 @@ def _check_managed(settings: Settings, found: "storage.Bucket", of_project: bool
         )
 
 
-def _stronger(settings: Settings, found: "storage.Bucket") -> tuple[str, ...]:
+def _stronger(settings: Settings, found: Json) -> tuple[str, ...]:
     """Which settings of PROTECTION are at least as strong in the bucket as in this stack."""
-    days = int(found.soft_delete_policy.retention_duration_seconds or 0) / DAY_SEC
+    days = _soft_delete_days(found)
     asked: Mapping[str, tuple[float, float, str]] = {
         "softDeleteDays": (days, settings.soft_delete_days, f"soft delete of {days:g} days"),
-        "versioning": (found.versioning_enabled, settings.versioning, "object versions"),
+        "versioning": (_is_on(found, "versioning"), settings.versioning, "object versions"),
     }
     kept = [what for has, wanted, what in asked.values() if has > wanted]
     if kept:
@@ -210,6 +201,22 @@ def _stronger(settings: Settings, found: "storage.Bucket") -> tuple[str, ...]:
             " ask for; other stacks may rely on it. gcloud storage buckets update turns it off"
         )
     return tuple(key for key, (has, wanted, _) in asked.items() if has >= wanted)
+
+
+def _part(found: Json, *names: str) -> Json:
+    """An object within a bucket's JSON, empty if a name is missing."""
+    for name in names:
+        found = found.get(name) or {}
+    return found
+
+
+def _is_on(found: Json, *names: str) -> bool:
+    return bool(_part(found, *names).get("enabled"))
+
+
+def _soft_delete_days(found: Json) -> float:
+    seconds = _part(found, "softDeletePolicy").get("retentionDurationSeconds")
+    return int(seconds or 0) / DAY_SEC
 
 
 def read_foundation(name: str) -> Mapping[str, Any]:

@@ -4,15 +4,16 @@ import json
 import re
 import subprocess
 import sys
+import urllib.parse
 from dataclasses import MISSING
 from datetime import datetime
-from types import SimpleNamespace
 
 import pulumi
 import pytest
 import yaml
 
 from outlast import settings
+from outlast.cloud import compute, project
 from outlast.settings import FoundBucket, SettingsError, errors, lookups, sources
 from outlast.settings.keys import Keys
 from outlast.settings.rules import place
@@ -687,20 +688,17 @@ def test_refusals_are_what_the_engine_prints_without_a_traceback():
 HERE = {"gcp:zone": "europe-west4-a"}
 
 
-class FakeBucket:
-    def __init__(self, labels, location="EUROPE-WEST4", *, uniform=True, days=0, versions=False):
-        self.labels = labels
-        self.location = location
-        self.iam_configuration = SimpleNamespace(uniform_bucket_level_access_enabled=uniform)
-        self.soft_delete_policy = SimpleNamespace(retention_duration_seconds=days * 86_400)
-        self.versioning_enabled = versions
-        self.retention_period = None
-        self.default_event_based_hold = self.requester_pays = self.autoclass_enabled = False
-
-    def having(self, **features):
-        """The bucket with these features."""
-        vars(self).update(features)
-        return self
+def a_bucket(labels, location="EUROPE-WEST4", *, uniform=True, days=0, versions=False, **features):
+    """A bucket as Google's API answers it (its JSON API, "Buckets: get")."""
+    return {
+        "name": "acme-research-outlast",
+        "labels": labels,
+        "location": location,
+        "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": uniform}},
+        "softDeletePolicy": {"retentionDurationSeconds": str(days * 86_400)},
+        **({"versioning": {"enabled": True}} if versions else {}),
+        **features,
+    }
 
 
 OURS = {"managed-by": "outlast", "more": "x"}
@@ -710,29 +708,31 @@ BOTH = lookups.PROTECTION
 @pytest.fixture
 def bucket_answer(monkeypatch):
     """Sets what the look-up of the bucket answers, and the buckets that the project has."""
-    from google.cloud import storage
 
     def answer(found, listed=("acme-research-outlast",)):
-        def lookup(self, name, **kwargs):
+        def ask(method, url, body=None, **kwargs):
+            assert method == "GET"
+            address = urllib.parse.urlsplit(url)
+            query = dict(urllib.parse.parse_qsl(address.query))
             if isinstance(found, Exception):
                 raise found
-            return found
-
-        def list_buckets(self, *, project, prefix, **kwargs):
+            if address.path == "/storage/v1/b/acme-research-outlast":
+                if found is None:
+                    raise compute.Missing(404, "no such bucket")
+                return found
+            assert address.path == "/storage/v1/b" and query["project"] == "acme-research"
             if isinstance(listed, Exception):
                 raise listed
-            assert project == "acme-research"
-            return [SimpleNamespace(name=name) for name in listed if name.startswith(prefix)]
+            names = [name for name in listed if name.startswith(query["prefix"])]
+            return {"items": [{**found, "name": name} for name in names if found]}
 
-        monkeypatch.setattr(storage.Client, "lookup_bucket", lookup)
-        monkeypatch.setattr(storage.Client, "list_buckets", list_buckets)
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
+        monkeypatch.setattr(project, "ask_google", ask)
 
     return answer
 
 
 def test_a_bucket_with_our_label_is_adopted(bucket_answer):
-    bucket_answer(FakeBucket(OURS))
+    bucket_answer(a_bucket(OURS))
     assert lookups.find_bucket(check(HERE)) == FoundBucket("europe-west4", adopt=True)
 
 
@@ -740,7 +740,7 @@ def test_a_bucket_with_our_label_is_adopted(bucket_answer):
     "listed", [(), ("acme-research-outlast-2",)], ids=["no bucket", "one of a longer name"]
 )
 def test_a_bucket_of_another_project_is_refused_whatever_its_label(bucket_answer, listed):
-    bucket_answer(FakeBucket(OURS), listed)
+    bucket_answer(a_bucket(OURS), listed)
     with pytest.raises(SettingsError) as refused:
         lookups.find_bucket(check(HERE))
     assert str(refused.value) == (
@@ -750,9 +750,7 @@ def test_a_bucket_of_another_project_is_refused_whatever_its_label(bucket_answer
 
 
 def test_a_bucket_that_may_be_a_strangers_is_refused(bucket_answer):
-    from google.api_core.exceptions import Forbidden
-
-    bucket_answer(FakeBucket(OURS), Forbidden("storage.buckets.list"))
+    bucket_answer(a_bucket(OURS), compute.CannotAsk(403, "storage.buckets.list"))
     with pytest.raises(
         SettingsError, match=r"grant storage\.buckets\.list, or set outlast:bucketMo"
     ):
@@ -761,11 +759,10 @@ def test_a_bucket_that_may_be_a_strangers_is_refused(bucket_answer):
 
 @pytest.mark.parametrize(("listed", "said"), [((), 1), (("acme-research-outlast",), 0), (None, 0)])
 def test_an_existing_bucket_of_another_project_is_said(bucket_answer, monkeypatch, listed, said):
-    from google.api_core.exceptions import Forbidden
-
     warned = []
     monkeypatch.setattr(pulumi.log, "warn", warned.append)
-    bucket_answer(FakeBucket({}), Forbidden("no") if listed is None else listed)
+    refused = compute.CannotAsk(403, "no")
+    bucket_answer(a_bucket({}), refused if listed is None else listed)
     found = lookups.find_bucket(check({**HERE, "outlast:bucketMode": "existing"}))
     assert found == FoundBucket("europe-west4")
     assert len(warned) == said
@@ -789,7 +786,7 @@ def test_a_bucket_is_protected_better_and_never_worse(
 ):
     lines = []
     monkeypatch.setattr(pulumi.log, "info", lines.append)
-    bucket_answer(FakeBucket(OURS, **has))
+    bucket_answer(a_bucket(OURS, **has))
     values = {f"outlast:{key}": value for key, value in asked.items()}
     assert lookups.find_bucket(check({**HERE, **values})).leave == left
     assert len(lines) == bool(said) and all(said in line for line in lines)
@@ -801,13 +798,13 @@ def test_no_bucket_is_made_new(bucket_answer):
 
 
 def test_a_strangers_bucket_is_refused(bucket_answer):
-    bucket_answer(FakeBucket({}))
+    bucket_answer(a_bucket({}))
     with pytest.raises(SettingsError, match="has no label managed-by=outlast; set outlast:bucket"):
         lookups.find_bucket(check(HERE))
 
 
 def test_an_existing_bucket_needs_no_label_and_is_not_adopted(bucket_answer):
-    bucket_answer(FakeBucket({}))
+    bucket_answer(a_bucket({}))
     found = lookups.find_bucket(check({**HERE, "outlast:bucketMode": "existing"}))
     assert found == FoundBucket("europe-west4")
 
@@ -816,10 +813,13 @@ def test_an_existing_bucket_needs_no_label_and_is_not_adopted(bucket_answer):
     ("answer", "said"),
     [
         (None, "must exist with bucketMode existing"),
-        (FakeBucket({}, uniform=False), "has no uniform bucket-level access"),
-        (FakeBucket({}).having(retention_period=3600), "has a retention policy of 3600 s, and a"),
-        (FakeBucket({}).having(default_event_based_hold=True), "an event-based hold on new"),
-        (FakeBucket({}).having(requester_pays=True), "lets the requester pay, and a VM's"),
+        (a_bucket({}, uniform=False), "has no uniform bucket-level access"),
+        (
+            a_bucket({}, retentionPolicy={"retentionPeriod": "3600"}),
+            "has a retention policy of 3600 s, and a",
+        ),
+        (a_bucket({}, defaultEventBasedHold=True), "an event-based hold on new"),
+        (a_bucket({}, billing={"requesterPays": True}), "lets the requester pay, and a VM's"),
     ],
 )
 def test_an_existing_bucket_must_do(bucket_answer, answer, said):
@@ -831,7 +831,7 @@ def test_an_existing_bucket_must_do(bucket_answer, answer, said):
 def test_what_an_existing_bucket_bills_for_longer_is_named(bucket_answer, monkeypatch):
     warned = []
     monkeypatch.setattr(pulumi.log, "warn", warned.append)
-    bucket_answer(FakeBucket({}, days=7, versions=True).having(autoclass_enabled=True))
+    bucket_answer(a_bucket({}, days=7, versions=True, autoclass={"enabled": True}))
     lookups.find_bucket(check({**HERE, "outlast:bucketMode": "existing"}))
     assert len(warned) == 1
     assert "has object versions and soft delete of 7 days and Autoclass, so that" in warned[0]
@@ -840,7 +840,7 @@ def test_what_an_existing_bucket_bills_for_longer_is_named(bucket_answer, monkey
 def test_a_bucket_elsewhere_is_said(bucket_answer, monkeypatch):
     logged = []
     monkeypatch.setattr(pulumi.log, "warn", logged.append)
-    bucket_answer(FakeBucket({"managed-by": "outlast"}, "US"))
+    bucket_answer(a_bucket({"managed-by": "outlast"}, "US"))
     assert lookups.find_bucket(check(HERE)) == FoundBucket("us", adopt=True)
     (said,) = logged
     assert "is in us, the VMs in europe-west4" in said and "billed" in said
@@ -850,12 +850,10 @@ def test_a_bucket_elsewhere_is_said(bucket_answer, monkeypatch):
 def test_a_bucket_that_cannot_be_looked_up_is_a_warning_and_no_missing_one(
     bucket_answer, monkeypatch, dry
 ):
-    from google.auth.exceptions import DefaultCredentialsError
-
     warned = []
     monkeypatch.setattr(pulumi.log, "warn", warned.append)
     monkeypatch.setattr(pulumi.runtime, "is_dry_run", lambda: dry)
-    for error in (DefaultCredentialsError("none"), ConnectionError("refused")):
+    for error in (compute.CannotAsk(401, "no token"), compute.CannotAsk(0, "refused")):
         bucket_answer(error)
         if dry:
             assert lookups.find_bucket(check(HERE)) == FoundBucket()
@@ -866,7 +864,8 @@ def test_a_bucket_that_cannot_be_looked_up_is_a_warning_and_no_missing_one(
 
 
 def test_a_cloud_that_is_down_is_said_in_one_line(monkeypatch):
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
+    monkeypatch.setenv("GOOGLE_OAUTH_ACCESS_TOKEN", "any")
+    monkeypatch.setenv("GOOGLE_STORAGE_CUSTOM_ENDPOINT", "http://127.0.0.1:1/storage/v1/")
     monkeypatch.setattr(pulumi.runtime, "is_dry_run", lambda: True)
     warned = []
     monkeypatch.setattr(pulumi.log, "warn", warned.append)
