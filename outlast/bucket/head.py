@@ -11,6 +11,7 @@ the previous holder names a generation that no longer exists.
     ├── HeadUnreadable        HEAD is not a HEAD
     ├── HeadOtherFormat       another version of Outlast wrote HEAD
     ├── HeadForbidden         HEAD may not be read
+    ├── HeadMoved             the run is in another bucket, or on its way
     └── NotMember             this VM has left its group and may not take a term
 """
 
@@ -19,6 +20,7 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from enum import StrEnum
 from typing import NamedTuple
 
 from outlast.base.codec import OtherFormat, Record
@@ -81,6 +83,14 @@ class HeadForbidden(HeadError):
     """HEAD may not be read, even after the time that new permissions need."""
 
     trouble = Trouble.FORBIDDEN
+
+
+class HeadMoved(HeadError):
+    """`outlast handover` has moved the run between buckets: this copy may not be continued."""
+
+    def __init__(self, message: str, found: "Reading") -> None:
+        super().__init__(message)
+        self.found = found
 
 
 class NotMember(HeadError):
@@ -196,6 +206,26 @@ WHEELS_MAX = 100
 """The number that is kept, the newest: each change of a project's own code adds one."""
 
 
+class Phase(StrEnum):
+    """How far a handover into another bucket is, as the HEAD of one of the two copies says."""
+
+    LEAVING = "leaving"
+    """In the old bucket: no VM may take a term, and the objects are being copied."""
+    LEFT = "left"
+    """In the old bucket: the run is in the other one, which is final."""
+    ARRIVING = "arriving"
+    """In the new bucket: the copy is not complete."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """A handover into another bucket."""
+
+    other: str
+    """The run's path in the other bucket, `gs://…`."""
+    phase: Phase
+
+
 @dataclass(frozen=True)
 class Head(Record):
     """The content of HEAD."""
@@ -223,6 +253,8 @@ class Head(Record):
     """The entries before those of `lineage`."""
     wheels: tuple[Wheels, ...] = field(default=(), metadata={"omit": True})
     """One entry for each layer of packages that was installed, set once."""
+    move: Move | None = field(default=None, metadata={"omit": True})
+    """Set while this copy of the run may not be continued."""
 
     def __post_init__(self) -> None:
         if self.term < 1:
@@ -292,11 +324,43 @@ class Reading(NamedTuple):
 
 
 def read_head(store: Store, layout: Layout) -> Reading:
-    """Reads HEAD. Raises HeadLost, HeadUnreadable, HeadOtherFormat, HeadForbidden or
+    """Reads HEAD. Raises HeadLost, HeadUnreadable, HeadOtherFormat, HeadForbidden, HeadMoved or
     StoreError.
 
     HeadLost only means that there is none: a run that has not started has none either.
     """
+    found = read_moved_head(store, layout)
+    if found.head.move is not None:
+        raise HeadMoved(f"{place_of(store, layout)}: {said_of(found.head.move)}", found)
+    return found
+
+
+def place_of(store: Store, layout: Layout) -> str:
+    """The run's own path."""
+    return f"{store.url}/{layout.root}".rstrip("/")
+
+
+def said_of(move: Move) -> str:
+    """The rest of a sentence: where the run is, and the remedy."""
+    bucket = move.other.removeprefix("gs://").partition("/")[0]
+    if move.phase is Phase.LEFT:
+        return (
+            f"the run was handed over to {move.other}, and this copy is never continued; name that"
+            f" path, or set outlast:bucket to {bucket}"
+        )
+    if move.phase is Phase.LEAVING:
+        return (
+            f"the run is being handed over to {move.other}; repeat that outlast handover to finish"
+            " it, or take it back with outlast handover without --to"
+        )
+    return (
+        f"the run is being handed over from {move.other}, and this copy is not complete; repeat"
+        " that outlast handover to finish it"
+    )
+
+
+def read_moved_head(store: Store, layout: Layout) -> Reading:
+    """Like `read_head`, also for a run that a handover has moved. Only a handover needs this."""
     try:
         data, found = store.get(layout.head)
     except NotFound:

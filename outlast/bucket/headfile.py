@@ -31,6 +31,7 @@ from outlast.bucket.head import (
     HeadError,
     HeadForbidden,
     HeadLost,
+    HeadMoved,
     HeadOtherFormat,
     HeadUnreadable,
     NotMember,
@@ -234,7 +235,7 @@ class HeadFile:
                 except PreconditionFailed as error:
                     spell.pause(error)
                     self._demand_member(still_member)
-                except HeadOtherFormat as error:
+                except (HeadMoved, HeadOtherFormat) as error:
                     return Decision(Act.REFUSE, Reason.REFUSED, str(error))
                 except (HeadForbidden, StoreError) as error:
                     # Bindings take effect one by one: reading may be allowed long before writing.

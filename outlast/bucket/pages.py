@@ -416,6 +416,49 @@ def _age(entry: Checkpoint) -> tuple[int, int]:
 
 
 # ---------------------------------------------------------------------------------------------
+# Into another store
+
+
+def moved(
+    origin: Store,
+    target: Store,
+    layout: Layout,
+    head: Head,
+    entry: Callable[[Checkpoint], Checkpoint],
+    *,
+    patience: Patience = BRIEF,
+) -> Head:
+    """HEAD for a copy of the run in another store, whose checkpoints `entry` returns; writes its
+    pages there. A repeated call writes the same. Raises PageLost if a page cannot be read."""
+    known: dict[str, PageRef] = {}
+
+    def one(pages: _Pages[Checkpoint] | _Pages[Lineage], ref: PageRef) -> PageRef:
+        if ref.path not in known:
+            page = pages.read(ref)
+            before = tuple(one(pages, other) for other in page.before)
+            if isinstance(page, ChainPage):
+                page = replace(page, entries=tuple(map(entry, page.entries)), before=before)
+            else:
+                page = replace(page, before=before)
+            data = page.to_json()
+            digest = blake3(data).hexdigest()
+            written = put_new(target, layout.page(page.term, digest), data, patience=patience)
+            known[ref.path] = replace(
+                ref, path=written.path, generation=written.generation, blake3=digest
+            )
+        there = known[ref.path]
+        return replace(ref, path=there.path, generation=there.generation, blake3=there.blake3)
+
+    chain, older = head.older_chain, head.older_lineage
+    return replace(
+        head,
+        chain=tuple(map(entry, head.chain)),
+        older_chain=chain and one(_chain(origin, layout, patience), chain),
+        older_lineage=older and one(_lineage(origin, layout, patience), older),
+    )
+
+
+# ---------------------------------------------------------------------------------------------
 # References
 
 

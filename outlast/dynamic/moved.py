@@ -70,9 +70,18 @@ def left_behind(
         f"run {olds['run']} is open at step {step} in gs://{olds['bucket']}/{olds['prefix']}, and"
         f" would start from scratch in gs://{news['bucket']}/{news['prefix']}"
         f" ({'; '.join(cause for cause, _ in why)}); undo that"
-        f" ({'; '.join(remedy for _, remedy in why)}), or set outlast:onNewRun to replace to give"
-        " up the open run"
+        f" ({'; '.join(remedy for _, remedy in why)}){_hand_over_into(olds, news)},"
+        " or set outlast:onNewRun to replace to give up the open run"
     )
+
+
+def _hand_over_into(olds: Mapping[str, Any], news: Mapping[str, Any]) -> str:
+    """How to take the run along; empty where its path below the bucket changes, too."""
+    if (olds["prefix"], olds["run"]) != (news["prefix"], news["run"]):
+        return ""
+    path = quote(f"gs://{olds['bucket']}/{olds['prefix']}/{olds['run']}")
+    into = quote(f"gs://{news['bucket']}")
+    return f", or hand the run over: outlast handover {path} {quote(news['owner'])} --to {into}"
 
 
 def _renamed(before: str, now: str) -> str:

@@ -23,7 +23,7 @@ from pulumi.dynamic import (
 
 from outlast.base.codec import OtherFormat, format_time
 from outlast.base.exits import State
-from outlast.bucket.head import Head
+from outlast.bucket.head import Head, Move, Phase, said_of
 from outlast.bucket.layout import Layout
 from outlast.bucket.standing import PLACEMENTS_MAX, content_of, obstacle
 from outlast.bucket.store import NotFound, Store, StoreError, Unavailable, open_briefly, open_store
@@ -129,8 +129,8 @@ def is_guarded(head: Head, now: datetime) -> bool:
 
 
 def read_head(store: Store, layout: Layout) -> Head | None:
-    """The run's HEAD; None if it has none. Raises StoreError, Unreadable for other bytes, or
-    OtherVersion."""
+    """The run's HEAD, also of one that was handed over; None if it has none. Raises StoreError,
+    Unreadable for other bytes, or OtherVersion."""
     try:
         data, _ = store.get(layout.head)
     except NotFound:
@@ -172,7 +172,11 @@ class RunPinProvider(Provider):
             store, layout = _open_briefly(news)
             head = read_head(store, layout)
             if head is not None:
-                if head.owner != news["owner"]:
+                if head.move is not None:
+                    said = said_of(head.move)
+                    where = f"gs://{news['bucket']}/{news['prefix']}/{news['run']}"
+                    failures.append(failure("bucket", f"{where}: {said}"))
+                elif head.owner != news["owner"]:
                     failures.append(_foreign(head, olds, news))
                 else:
                     why = obstacle(head, resume=int(news["resume"]), now=store.now())
@@ -306,6 +310,8 @@ def _pin_of(props: dict[str, Any]) -> Pin:
     resume, limit = int(props["resume"]), int(props["maxRunMinutes"])
     try:
         head = read_head(store, layout)
+        if head is not None and head.move is not None:
+            raise Unreadable(said_of(head.move))
     except Unreadable:
         fresh = pin(None, resume=resume, limit_minutes=limit, now=store.now())
         return Pin(fresh.deadline, fresh.placement, 0)  # A VM would find the same and leave.
@@ -365,6 +371,14 @@ def _guarded(olds: dict[str, Any], news: dict[str, Any]) -> list[CheckFailure]:
 
 def _replaced(head: Head, olds: dict[str, Any], news: dict[str, Any], now: datetime) -> str | None:
     """Guards the pinned run; reports another place before another run."""
+    if head.move is not None:
+        now_at = f"gs://{news['bucket']}/{news['prefix']}/{news['run']}"
+        if head.move == Move(now_at, Phase.LEFT):
+            return None
+        return (
+            f"run {olds['run']}: {said_of(head.move)}, or set outlast:onNewRun to replace to start"
+            " another run"
+        )
     elsewhere = moved.causes(olds, news)
     if elsewhere and is_guarded(head, now):
         return moved.left_behind(head.step, olds, news, elsewhere)
@@ -381,6 +395,8 @@ def _left_open(news: dict[str, Any]) -> list[CheckFailure]:
         if read_head(store, layout) is not None:
             return []  # It continues its own run.
         for layout, head in _heads(store, news["prefix"], news["onNewRun"] == "replace"):
+            if head.move is not None:
+                continue  # its own path says where it is
             if head.owner != news["owner"]:
                 return [_foreign(head, {}, {**news, "run": layout.run})]
             if news["onNewRun"] == "replace":

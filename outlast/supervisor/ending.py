@@ -21,6 +21,7 @@ from outlast.bucket.head import (
     HeadError,
     HeadForbidden,
     HeadLost,
+    HeadMoved,
     HeadOtherFormat,
     HeadUnreadable,
 )
@@ -174,6 +175,8 @@ def _reason_of(error: HeadError) -> Reason:
         return Reason.UNREADABLE
     if isinstance(error, HeadForbidden):
         return Reason.FORBIDDEN
+    if isinstance(error, HeadMoved):
+        return Reason.FENCED
     return Reason.INTERRUPTED
 
 

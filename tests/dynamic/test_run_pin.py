@@ -13,7 +13,7 @@ from requests.adapters import HTTPAdapter
 
 from outlast.base.codec import parse_time
 from outlast.base.exits import Reason, State
-from outlast.bucket.head import Checkpoint, End, Head
+from outlast.bucket.head import Checkpoint, End, Head, Move, Phase
 from outlast.bucket.layout import Layout
 from outlast.bucket.standing import obstacle
 from outlast.bucket.store import Forbidden, GcsStore, MemoryStore, Unavailable
@@ -490,12 +490,47 @@ def test_a_change_that_no_run_can_take_offers_no_resume(store):
 @pytest.mark.parametrize("run", [PROPS, OTHER], ids=["same run", "other run"])
 def test_an_open_run_is_not_left_in_another_place(store, run, where, place, cause, remedy):
     put(store, COMMITTED)
+    also = ""
+    if run is PROPS and place.endswith("/experiments/dev"):  # it may go there as it is
+        also = (
+            ", or hand the run over: outlast handover gs://p-outlast/experiments/dev/0123456789"
+            f" organization/outlast/dev --to gs://{where['bucket']}"
+        )
     assert reasons(PROPS, {**run, **where}) == [
         "run 0123456789 is open at step 320 in gs://p-outlast/experiments/dev, and would start from"
-        f" scratch in gs://{place} ({cause}); undo that ({remedy}), or set outlast:onNewRun to"
-        " replace to give up the open run"
+        f" scratch in gs://{place} ({cause}); undo that ({remedy}){also}, or set outlast:onNewRun"
+        " to replace to give up the open run"
     ]
     assert reasons(PROPS, {**run, **where, "onNewRun": "replace"}) == []
+
+
+def test_a_run_that_was_handed_over_into_another_bucket_is_followed_only_there(store, monkeypatch):
+    moved = "gs://p-other/experiments/dev/0123456789"
+    stores = {"gs://p-outlast": store, "gs://p-other": MemoryStore(clock=lambda: NOW)}
+    for opener in ("open_store", "open_briefly"):
+        monkeypatch.setattr(run_pin, opener, stores.__getitem__)
+    put(store, dataclasses.replace(COMMITTED, move=Move(moved, Phase.LEFT)))
+    put(stores["gs://p-other"], COMMITTED)
+    there = {**PROPS, "bucket": "p-other"}
+    assert reasons(PROPS, there) == []
+    said = f"the run was handed over to {moved}, and this copy is never continued; name that path"
+    assert reasons(PROPS, PROPS) == [
+        f"gs://p-outlast/experiments/dev/0123456789: {said}, or set outlast:bucket to p-other"
+    ]
+    assert run_pin._pin_of(dict(PROPS)).size == 0
+    assert reasons(PROPS, OTHER) == [
+        f"run 0123456789: {said}, or set outlast:bucket to p-other, or set outlast:onNewRun to"
+        " replace to start another run"
+    ]
+    assert reasons(PROPS, {**OTHER, "onNewRun": "replace"}) == []
+    put(store, dataclasses.replace(COMMITTED, move=Move(moved, Phase.LEAVING)))
+    (reason,) = reasons(PROPS, there)
+    assert "is being handed over to" in reason
+    put(
+        stores["gs://p-other"],
+        dataclasses.replace(COMMITTED, move=Move("gs://o/r", Phase.ARRIVING)),
+    )
+    assert any("this copy is not complete" in one for one in reasons(PROPS, there))
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ RUN_BY = {
     "outlast costs": ("tests/bucket/test_hostile_folder.py", '"costs"'),
     "outlast destroy": ("tests/engine/test_changes.py", 'outlast("destroy", "dev"'),
     "outlast handover": ("tests/engine/test_renamed.py", 'stack.outlast("handover"'),
+    "outlast handover --to": ("tests/cli/test_handover_into.py", '"--to", new.url'),
     "outlast init": ("tests/engine/test_wheel.py", '"outlast", "init", "demo"'),
     "outlast mark": ("tests/engine/trainer_view.py", '"outlast", "mark"'),
     "outlast preview": ("tests/program/test_stack_changes.py", 'outlast("preview", "dev"'),

@@ -13,6 +13,7 @@ from outlast.bucket.store.contract import (
     GET_BYTES_MAX,
     PIECE_BYTES,
     STALL_SEC,
+    BucketStore,
     Checksum,
     Damaged,
     Data,
@@ -42,6 +43,7 @@ from outlast.bucket.store.memory import Around, MemoryStore, Operation
 
 __all__ = [
     "Around",
+    "BucketStore",
     "CHUNK_BYTES",
     "Checksum",
     "Damaged",

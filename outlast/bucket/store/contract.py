@@ -110,7 +110,8 @@ class Object:
     crc32c: str
     """Base64 of the big-endian CRC32C, as Cloud Storage gives it."""
     updated: datetime
-    """Server time of this generation's write; after a read by generation, only to the second."""
+    """Server time of this generation's write; after a read by generation, only to the second. A
+    copy from another bucket has its original's."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,16 @@ class Store(Protocol):
 
     def now(self) -> datetime:
         """Server time in UTC."""
+        ...
+
+
+class BucketStore(Store, Protocol):
+    """A store that can take objects from another one of its kind."""
+
+    def take(self, origin: Any, source: Object, *, if_generation_match: int) -> Object:
+        """Copies this generation of another bucket's object once, without its bytes passing
+        through this machine; it keeps its name and time. Raises as `copy` does.
+        """
         ...
 
 

@@ -196,16 +196,26 @@ class GcsStore(Fetching):
         source_generation: int,
         if_generation_match: int | None = None,
     ) -> Object:
-        blob = self._bucket.blob(check_path(to))
         origin = self._bucket.blob(check_path(source), generation=source_generation)
+        with self._named(source):
+            return self._rewrite(origin, self._bucket.blob(check_path(to)), if_generation_match)
+
+    def take(self, origin: "GcsStore", source: Object, *, if_generation_match: int) -> Object:
+        blob = self._bucket.blob(check_path(source.path))
+        blob.content_type = "application/octet-stream"
+        blob.custom_time = source.updated
+        theirs = origin._bucket.blob(source.path, generation=source.generation)
+        return self._rewrite(theirs, blob, if_generation_match)
+
+    def _rewrite(self, origin: Any, blob: Any, if_generation_match: int | None) -> Object:
         token = None
-        with self._named(source), self._mapped(to):
+        with self._mapped(blob.name):
             while True:
                 token, _, _ = blob.rewrite(
                     origin,
                     token=token,
                     if_generation_match=if_generation_match,
-                    if_source_generation_match=source_generation,
+                    if_source_generation_match=origin.generation,
                     timeout=self._timeout,
                     retry=self._NO_RETRY,
                 )
@@ -351,8 +361,9 @@ class GcsStore(Fetching):
 def _object(blob: Any) -> Object:
     if blob.generation is None or blob.size is None or not blob.crc32c or blob.updated is None:
         raise Unavailable(f"{blob.name}: the answer lacks generation, size, CRC32C or time")
+    written = min(blob.updated, blob.custom_time or blob.updated)  # `take` keeps an earlier time
     return Object(
-        blob.name, int(blob.generation), int(blob.size), blob.crc32c, blob.updated.astimezone(UTC)
+        blob.name, int(blob.generation), int(blob.size), blob.crc32c, written.astimezone(UTC)
     )
 
 

@@ -4,6 +4,7 @@ import bisect
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -137,6 +138,17 @@ class MemoryStore(Fetching):
             return self._write(to, content, if_generation_match)
 
         return self._perform("copy", to, apply, writes=True)
+
+    def take(self, origin: "MemoryStore", source: Object, *, if_generation_match: int) -> Object:
+        def apply() -> Object:
+            content, found = origin._found(source.path, source.generation)
+            verify(found, checksum_of(content))
+            written = self._write(source.path, content, if_generation_match)
+            kept = replace(written, updated=found.updated)
+            self._objects[source.path] = (content, kept)
+            return kept
+
+        return self._perform("take", source.path, apply, writes=True)
 
     def _write(self, path: str, content: bytes, if_generation_match: int | None) -> Object:
         current = self._objects.get(check_path(path))

@@ -1,5 +1,7 @@
 """`outlast handover`."""
 
+from typing import cast
+
 import click
 
 from outlast.cli.terminal import say
@@ -8,12 +10,20 @@ from outlast.cli.terminal import say
 @click.command()
 @click.argument("run")
 @click.argument("owner")
-def handover(run: str, owner: str) -> None:
+@click.option(
+    "--to",
+    metavar="gs://BUCKET",
+    help="Copy the run into this bucket, and never continue it in the old one.",
+)
+def handover(run: str, owner: str, to: str | None) -> None:
     """Give a run to another stack, while no VM works on it.
 
     RUN is the run's gs:// path, OWNER the stack that continues it, as organization/project/stack: a
-    stack that was renamed, or moved to another backend or project. A refused preview prints both.
+    stack that was renamed, or moved to another backend, project or bucket. A refused preview prints
+    both. With --to, everything is copied and compared before the run changes its place; if that is
+    interrupted, the same command finishes it, and the command without --to takes it back.
     """
+    from outlast.bucket.store import BucketStore, StoreError, open_store
     from outlast.cli import handover as handing
     from outlast.cli import runs
     from outlast.cli.errors import UsageError, reading
@@ -22,8 +32,25 @@ def handover(run: str, owner: str) -> None:
         raise UsageError(f"{run}: must be a run's path, gs://BUCKET/experiments/NAME/RUN.")
     with reading(run):
         place = runs.find_damaged(run)
-        done = handing.hand_over(place.store, place.layout, owner)
-    if done.before == owner:
+        if to is None:
+            done = handing.hand_over(place.store, place.layout, owner)
+        else:
+            if not to.startswith("gs://"):
+                raise UsageError(f"--to {to}: must be gs://BUCKET.")
+            try:
+                target = open_store(to)
+            except StoreError as error:
+                raise UsageError(f"--to {error}") from None
+            # Both are buckets.
+            stores = cast(BucketStore, place.store), cast(BucketStore, target)
+            done = handing.hand_over_into(*stores, place.layout, owner)
+    if to is not None:
+        say(
+            f"{run}: was copied to {done.place}, where it is at step {done.head.step} and belongs"
+            f" to {done.head.owner}; that stack's pulumi up continues it, with outlast:bucket"
+            f" {to.removeprefix('gs://').rstrip('/')}"
+        )
+    elif done.before == owner:
         say(f"{run}: belongs to {owner} already")
     else:
         say(
