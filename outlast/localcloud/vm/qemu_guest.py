@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 from outlast.localcloud.vm.accelerator import QEMU, Accelerator
 from outlast.localcloud.vm.guest import Event, Guest
@@ -109,6 +111,7 @@ class QemuGuest(Guest):
         self._ending: asyncio.Task[None] | None = None
         """Kills it after the grace period of a stop."""
         self._look: asyncio.Task[None] | None = None
+        """Ends it because of what QEMU reported."""
         self._ports: set[int] = set()
 
     def make_disk(self) -> None:
@@ -208,6 +211,8 @@ class QemuGuest(Guest):
                 case "POWERDOWN" | "SHUTDOWN" if not stopping:
                     stopping = True
                     yield "stopping"
+                case "BLOCK_IO_ERROR" if event["data"]["action"] == "stop":
+                    self._give_up_disk(event["data"])
                 case "STOP" if self._host.accelerator == "kvm":
                     # The guest's processor has failed, or it was frozen on purpose.
                     self._look = asyncio.create_task(self._look_at_stop())
@@ -220,6 +225,16 @@ class QemuGuest(Guest):
             if (await self._qmp.run("query-status"))["status"] == "internal-error":
                 self._host.give_up_kvm()
                 await self.kill()
+
+    def _give_up_disk(self, error: Mapping[str, Any]) -> None:
+        """Ends a VM that QEMU has frozen because its disk's file cannot be written."""
+        if self._look is None or self._look.done():  # it says so for each request in flight
+            why = error.get("reason") or "an input or output error"
+            self._host.note(
+                f"{self.machine.name}: its disk in {self.folder.parent} cannot be written ({why}); "
+                "the VM has ended; free some space there"
+            )
+            self._look = asyncio.create_task(self.kill())
 
     def stop(self, grace_sec: float) -> None:
         """Presses the ACPI power button; QEMU is killed after the grace period, which is as much
@@ -292,19 +307,21 @@ class QemuGuest(Guest):
         """Copies the disk with what it is based on, and the kernel."""
         image = self._image or GuestImage.read(self.machine.image)
         draft = folder.with_name(f".{folder.name}.new")
-        subprocess.run(["rm", "-rf", "--", str(draft), str(folder)], check=True)
+        for old in (draft, folder):
+            shutil.rmtree(old, ignore_errors=True)
         draft.mkdir(parents=True)
-        force = ["--force-share"] if self.process else []
-        source, target = str(self.folder / DISK), str(draft / DISK)
-        _qemu_img(["convert", *force, "-q", "-O", "qcow2", source, target])
-        for name in ("vmlinuz", "initrd.img"):
-            command = ["cp", "--reflink=auto", "--", str(image.folder / name), str(draft / name)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise OSError(done.stderr.strip())
-        record = {"system": image.system, "disk": DISK, "format": "qcow2", "root": image.root}
-        (draft / RECORD).write_text(json.dumps(record))
-        draft.rename(folder)
+        try:
+            force = ["--force-share"] if self.process else []
+            source, target = str(self.folder / DISK), str(draft / DISK)
+            _qemu_img(["convert", *force, "-q", "-O", "qcow2", source, target])
+            for name in ("vmlinuz", "initrd.img"):
+                shutil.copyfile(image.folder / name, draft / name)
+            record = {"system": image.system, "disk": DISK, "format": "qcow2", "root": image.root}
+            (draft / RECORD).write_text(json.dumps(record))
+            draft.rename(folder)
+        except OSError:  # perhaps of a full disk
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
 
     async def _command_if_on(self, command: str) -> None:
         with suppress(OSError, TimeoutError):  # it is ending

@@ -44,6 +44,10 @@ for line in sys.stdin:
             say(event="SHUTDOWN")
             break
     elif asked["execute"] == "cont":
+        if "full" in sys.argv[sys.argv.index("-name") + 1]:
+            data = {"action": "stop", "nospace": True, "reason": "No space left on device"}
+            for _ in range(3):
+                say(event="BLOCK_IO_ERROR", data=data)
         say(event="STOP")
 """
 
@@ -217,6 +221,43 @@ def test_a_vm_that_kvm_cannot_run_on_ends_and_later_ones_are_emulated(
         guest = await cloud.boot(image, "deaf")
         arguments = json.loads((guest.folder / "arguments").read_text())
         assert arguments[arguments.index("-accel") + 1].startswith("tcg")
+
+    play(cloud, scene)
+
+
+def test_a_vm_whose_disk_cannot_grow_ends_and_says_why(
+    programs: Path, image: Path, tmp_path: Path
+) -> None:
+    cloud = Cloud(tmp_path)
+
+    async def scene() -> None:
+        await cloud.boot(image, "full-deaf")
+        await cloud.hypervisor.thaw(ID)  # the program then reports that its disk is full
+        await cloud.until("exited")
+        assert cloud.notes == [
+            f"full-deaf: its disk in {tmp_path}/state/vms cannot be written (No space left on "
+            "device); the VM has ended; free some space there"
+        ]
+
+    play(cloud, scene)
+
+
+def test_an_image_that_does_not_fit_leaves_nothing(
+    programs: Path, image: Path, tmp_path: Path
+) -> None:
+    cloud = Cloud(tmp_path)
+
+    async def scene() -> None:
+        await cloud.boot(image)
+        await cloud.hypervisor.stop(ID)
+        await cloud.until("exited")
+        write(
+            programs / "qemu-img",
+            '#!/bin/bash\necho half >"${@: -1}"\necho No space left on device >&2\nexit 1\n',
+        )
+        with pytest.raises(OSError, match="qemu-img convert: No space left on device"):
+            await cloud.hypervisor.bake(ID, tmp_path / "images/baked")
+        assert not list((tmp_path / "images").iterdir())
 
     play(cloud, scene)
 
