@@ -153,7 +153,8 @@ class Rehearsal:
         *,
         patience: float = 1,
     ) -> None:
-        """`patience`: how many times as long as a scenario says its runs may take."""
+        """`patience`: how many times as long as a scenario says its runs may take, and as an engine
+        may, which waits for the VM that bakes an image."""
         from outlast.bucket.store import open_store
 
         self.cloud = cloud
@@ -165,7 +166,8 @@ class Rehearsal:
         self.store = open_store(f"gs://{self.bucket}")
         self.stack_runs: list[StackRun] = []
         """The disturbed run, then the baseline if there is one."""
-        self._deadline = time.monotonic() + LIMIT_SEC
+        self._engine_sec = LIMIT_SEC * patience
+        self._deadline = time.monotonic() + self._engine_sec
         self._reported: dict[str, int] = {}
         self._faults_reported = 0
         self._notes_reported = 0
@@ -263,7 +265,9 @@ class Rehearsal:
         `what` it is for."""
         while not all(future.done() for future in futures):
             if time.monotonic() > self._deadline:
-                raise RehearsalError(f"rehearsal: the engine did not end in {LIMIT_SEC} s.")
+                raise RehearsalError(
+                    f"rehearsal: the engine did not end in {self._engine_sec:.0f} s."
+                )
             self.say_where(what)
             time.sleep(POLL_SEC)
         for future in futures:
@@ -283,13 +287,13 @@ class Rehearsal:
                 break
             time.sleep(self.cloud.poll_sec)
         # The engine of a destroy has its own time limit.
-        self._deadline = time.monotonic() + LIMIT_SEC
+        self._deadline = time.monotonic() + self._engine_sec
 
     def _over(self, stack_run: StackRun) -> bool:
         if not stack_run.outputs:
             if time.monotonic() > self._deadline:
                 raise RehearsalError(
-                    f"rehearsal: {stack_run.name} did not come up in {LIMIT_SEC} s."
+                    f"rehearsal: {stack_run.name} did not come up in {self._engine_sec:.0f} s."
                 )
             return False
         if time.monotonic() > stack_run.up_at + self._within_sec:
