@@ -316,11 +316,12 @@ def prepare(file: Path) -> Path:
     of the metadata server is added, with its kernel. Needs no root. Raises SetupError unless the
     file is a disk with a system for x86-64 and Google's guest agent."""
     what = f"--guest-image {file}"
+    check_tools(RUN_TOOLS)
     if file.is_dir() and (file / RECORD).is_file():
         return file
     if not file.is_file():
         raise SetupError(f"{what}: must be a file with a cloud image, raw or qcow2.")
-    check_tools({**RUN_TOOLS, **FILE_TOOLS})
+    check_tools(FILE_TOOLS)
     found = file.stat()
     key = digest(salt=f"{FORMAT} {file.resolve()} {found.st_size} {found.st_mtime_ns}")
     target = cache_dir() / "guest" / f"file-{key}"

@@ -41,7 +41,7 @@ def sentence(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_missing_programs_are_named_with_their_packages(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, **_: None)
     assert sentence(capsys).startswith(
@@ -50,6 +50,9 @@ def test_missing_programs_are_named_with_their_packages(
     )
     with pytest.raises(SetupError, match="qemu-img, socat: not on PATH"):
         families()
+    (tmp_path / "guest.json").write_text("{}")
+    with pytest.raises(SetupError, match="qemu-img, socat: not on PATH"):
+        families_of(tmp_path)
 
 
 @pytest.mark.usefixtures("tools")
