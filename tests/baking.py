@@ -1,10 +1,12 @@
-"""What a bake in a local cloud is given: an interpreter whose virtual environments are made in a
-moment, an https host, a wheel."""
+"""A bake in a local cloud: its process, and what it is given: an interpreter whose virtual
+environments are made in a moment, an https host, a wheel."""
 
 import hashlib
 import ipaddress
+import json
 import os
 import ssl
+import subprocess
 import sys
 import threading
 import zipfile
@@ -14,14 +16,19 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from outlast.cloud import compute, credentials
 from outlast.localcloud.vm.disks import SYSTEM_PATH
 from outlast.localcloud.vm.process_guest import SHIMS
 
+REPO = Path(__file__).parents[1]
+BAKER = "image-baker@outlast-rehearsal.iam.gserviceaccount.com"
+"""The account of builders."""
 PYTHON = """#!/bin/bash
 # Lends an environment the pip of its interpreter, rather than installs one there.
 if [[ "$1 $2" == "-m venv" ]]; then
@@ -29,6 +36,65 @@ if [[ "$1 $2" == "-m venv" ]]; then
 fi
 exec {python} "$@"
 """
+
+
+BAKE = """
+import json, os, signal, sys
+from pathlib import Path
+from outlast.base.log import log_to
+from outlast.cloud import bake, builder, recipe
+
+given, root, stop_at, order = json.loads(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]
+
+def show(sentence):
+    print(sentence, flush=True)
+    if stop_at and stop_at in sentence:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+log_to(show)
+
+checked = recipe.check(given, base="debian-cloud/debian-13", project="outlast-rehearsal",
+                       zone="europe-west4-a")
+recipe.PACKAGE = root
+labels = {"managed-by": "outlast", "project": "outlast", "stack": "dev"}
+order = builder.Order(labels, service_account=BAKER, **json.loads(order))
+baked = recipe.read(checked, root, bundle_sha256=order.bundle_sha256)
+try:
+    print("link", bake.bake(baked, order))
+except bake.BakeError as error:
+    print("error", error)
+    sys.exit(1)
+"""
+
+
+def begin_bake(
+    url: str, root: Path, recipe: dict[str, Any], stop_at: str = "", **order: str
+) -> "subprocess.Popen[str]":
+    """Bakes a recipe with the files of `root` in a process, which kills itself when it says
+    `stop_at`. `order` is more of what a builder gets."""
+    return subprocess.Popen(
+        [sys.executable, "-c", BAKE.replace("BAKER", repr(BAKER))]
+        + [json.dumps(recipe), str(root), stop_at, json.dumps(order)],
+        cwd=REPO,
+        env={
+            **{key: text for key, text in os.environ.items() if not key.startswith("GOOGLE_")},
+            compute.ENDPOINT_VARIABLE: f"{url}/compute/beta/",
+            credentials.TOKEN_VARIABLE: "local",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish_bake(baking: "subprocess.Popen[str]", longest_sec: float) -> tuple[int, str]:
+    """The exit code of a bake, and what it said."""
+    try:
+        said, wrong = baking.communicate(timeout=longest_sec)
+    finally:
+        baking.kill()
+    assert not wrong, wrong
+    return baking.returncode, said
 
 
 def quick_python(folder: Path) -> dict[str, str]:

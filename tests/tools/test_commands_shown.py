@@ -48,7 +48,7 @@ RUN_BY = {
     "outlast preview --markdown": ("tests/cli/test_preview.py", "markdown"),
     "outlast preview --policy-pack-config": ("tests/cli/test_preview.py", "read_config("),
     "outlast recover": ("tests/engine/test_bake_killed.py", 'outlast("recover", "dev"'),
-    "outlast rehearse --guest": ("tests/guest/test_guest.py", '"rehearse", "--guest", "vm"'),
+    "outlast rehearse --guest": ("tests/guest/test_rehearsal.py", '"rehearse", "--guest", "vm"'),
     "outlast rehearse --guest-image": ("tests/cli/test_guest_image.py", '"--guest-image"'),
     "outlast rehearse": ("tests/cli/test_rehearse.py", '"rehearse"'),
     "outlast rehearse --clean-up": ("tests/cli/test_rehearse_on_google.py", '"--clean-up"'),

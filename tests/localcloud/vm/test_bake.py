@@ -4,7 +4,6 @@ The bake runs in a separate process, which dies where a test wants it to.
 """
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -17,8 +16,7 @@ import pytest
 
 from outlast.cli import cloud as clouds
 from outlast.cli.cloud import LocalCloud
-from outlast.cloud import compute, credentials
-from tests.baking import https_host, make_wheel, quick_python
+from tests.baking import BAKER, begin_bake, finish_bake, https_host, make_wheel, quick_python
 
 pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(900)]
 
@@ -26,37 +24,7 @@ REPO = Path(__file__).parents[3]
 LONGEST_SEC = 240
 ZONE = "europe-west4-a"
 API = f"/compute/v1/projects/{clouds.PROJECT}"
-ACCOUNT = f"image-baker@{clouds.PROJECT}.iam.gserviceaccount.com"
 BUCKET = "outlast-rehearsal-data"
-DRIVER = """
-import json, os, signal, sys
-from pathlib import Path
-from outlast.base.log import log_to
-from outlast.cloud import bake, builder, recipe
-from outlast.cloud.compute import Compute
-
-ACCOUNT = "image-baker@outlast-rehearsal.iam.gserviceaccount.com"
-given, root, stop_at = json.loads(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-
-def show(sentence):
-    print(sentence, flush=True)
-    if stop_at and stop_at in sentence:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-log_to(show)
-
-checked = recipe.check(given, base="debian-cloud/debian-13", project="outlast-rehearsal",
-                       zone="europe-west4-a")
-recipe.PACKAGE = root
-baked = recipe.read(checked, root)
-labels = {"managed-by": "outlast", "project": "outlast", "stack": "dev"}
-order = builder.Order(labels, service_account=ACCOUNT)
-try:
-    print("link", bake.bake(baked, order))
-except bake.BakeError as error:
-    print("error", error)
-    sys.exit(1)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -113,27 +81,11 @@ def begin(
 ) -> "subprocess.Popen[str]":
     """One bake in a process, which is to kill itself when it says `stop_at`."""
     given = {"script": "install.sh", "family": "outlast-test", **parts}
-    return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, json.dumps(given), root, stop_at],
-        cwd=REPO,
-        env={
-            **{key: text for key, text in os.environ.items() if not key.startswith("GOOGLE_")},
-            compute.ENDPOINT_VARIABLE: f"{cloud.url}/compute/beta/",
-            credentials.TOKEN_VARIABLE: "local",
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return begin_bake(cloud.url, root, given, stop_at)
 
 
 def finish(baking: "subprocess.Popen[str]") -> tuple[int, str]:
-    try:
-        said, wrong = baking.communicate(timeout=LONGEST_SEC)
-    finally:
-        baking.kill()
-    assert not wrong, wrong
-    return baking.returncode, said
+    return finish_bake(baking, LONGEST_SEC)
 
 
 def images(cloud: LocalCloud) -> dict[str, dict[str, Any]]:
@@ -279,7 +231,7 @@ def test_requirements_and_data_are_in_the_image_by_their_hashes(
     cloud.make_bucket(BUCKET, "europe-west4")
     name = "data/more.npz"
     cloud.call("POST", f"/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={name}", "a bucket")
-    reader = {"role": "roles/storage.objectViewer", "members": [f"serviceAccount:{ACCOUNT}"]}
+    reader = {"role": "roles/storage.objectViewer", "members": [f"serviceAccount:{BAKER}"]}
     cloud.call("PUT", f"/storage/v1/b/{BUCKET}/iam", {"bindings": [reader]})
 
     with https_host(tmp_path / "served", folder / "authority.pem") as host:
