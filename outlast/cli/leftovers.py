@@ -4,7 +4,6 @@ They are found by the labels that every template of a stack has (`outlast.spec.l
 name alone, so that another stack's are left alone.
 """
 
-import contextlib
 import json
 import logging
 import os
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 
 from outlast.cli import engine
 from outlast.cli.errors import OperateError
-from outlast.cloud.compute import Compute, ComputeError, Json, Missing
+from outlast.cloud.compute import Compute, ComputeError, Json
 from outlast.spec import labels
 
 _log = logging.getLogger(__name__)
@@ -51,7 +50,7 @@ def delete(place: Place) -> None:
     try:
         for kind, path in _found(compute, place.labels):
             _log.info(f"{kind} {path.rpartition('/')[2]}: the state did not know it; deleted")
-            _delete(compute, path)
+            compute.delete(path, limit_sec=DELETE_SEC)  # A group deletes its VMs.
     except ComputeError as error:
         wanted = " AND ".join(f"labels.{key}={value}" for key, value in place.labels.items())
         raise OperateError(
@@ -87,8 +86,3 @@ def _has(given: Json | None, wanted: Mapping[str, str]) -> bool:
 def _path(link: str) -> str:
     """A resource's path below its project, without a version."""
     return link.partition("/projects/")[2].partition("/")[2].partition("?")[0]
-
-
-def _delete(compute: Compute, path: str) -> None:
-    with contextlib.suppress(Missing):  # A group deletes its VMs.
-        compute.order("DELETE", path, limit_sec=DELETE_SEC)

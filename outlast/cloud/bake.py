@@ -18,7 +18,6 @@ from outlast.cloud.compute import (
     CannotAsk,
     Compute,
     ComputeError,
-    Missing,
     OperationFailed,
 )
 
@@ -79,7 +78,7 @@ def remove(family: str, project: str, labels: Mapping[str, str]) -> None:
         if named & {image["name"], f"family/{family}"}:
             _log.info(f"image {image['name']}: is kept, because a template names it")
             continue
-        _delete(compute, f"global/images/{image['name']}", IMAGE_LIMIT_SEC)
+        compute.delete(f"global/images/{image['name']}", limit_sec=IMAGE_LIMIT_SEC)
 
 
 def has_left(image: str, family: str, project: str, labels: Mapping[str, str]) -> bool:
@@ -89,9 +88,8 @@ def has_left(image: str, family: str, project: str, labels: Mapping[str, str]) -
     compute = Compute(project)
     if _builders(compute, labels):
         return True
-    try:
-        newest = compute.call("GET", f"global/images/family/{family}")
-    except Missing:
+    newest = compute.find(f"global/images/family/{family}")
+    if newest is None:
         return False
     return _is_of(labels, newest) and newest["name"] != image.rpartition("/")[2]
 
@@ -136,9 +134,8 @@ class _Bake:
 
     def _finished_image(self) -> Json | None:
         """The image, if an earlier bake has made it; None if there is none to use."""
-        try:
-            found = self._compute.call("GET", self._image)
-        except Missing:
+        found = self._compute.find(self._image)
+        if found is None:
             return None
         if found.get("labels", {}).get("recipe") != self._baked.hash[: builder.HASH_LABEL]:
             raise BakeError(
@@ -146,7 +143,7 @@ class _Bake:
                 " or name another family in outlast:imageRecipe"
             )
         if found.get("status") == "FAILED":
-            _delete(self._compute, self._image, IMAGE_LIMIT_SEC)
+            self._compute.delete(self._image, limit_sec=IMAGE_LIMIT_SEC)
             return None
         if found.get("status") != "READY":
             self._is_ours = True
@@ -182,12 +179,9 @@ class _Bake:
 
     def _wait_for_image(self) -> Json:
         for _ in _polls(IMAGE_LIMIT_SEC):
-            try:
-                found = self._patiently(lambda: self._compute.call("GET", self._image))
-            except Missing:
-                raise BakeError(
-                    f"image {self._baked.image}: does not exist; run pulumi up again"
-                ) from None
+            found = self._patiently(lambda: self._compute.find(self._image))
+            if found is None:
+                raise BakeError(f"image {self._baked.image}: does not exist; run pulumi up again")
             if found.get("status") == "READY":
                 return found
             if found.get("status") == "FAILED":
@@ -201,10 +195,8 @@ class _Bake:
         """Description of the image: which image the builder booted from, and whether the family is
         known to have no GPU driver.
         """
-        try:
-            source = str(self._compute.call("GET", self._disk).get("sourceImage") or "")
-        except Missing:
-            source = ""
+        disk = self._compute.find(self._disk) or {}
+        source = str(disk.get("sourceImage") or "")
         labels = {"base-image": source.rpartition("/")[2]}
         if source and not self._recipe.installs_driver:
             path = source[source.find("projects/") :]
@@ -226,7 +218,7 @@ class _Bake:
         for one in others[KEPT_IMAGES:]:
             if one["name"] not in named:
                 _log.info(f"image {one['name']}: no template names it any more, deleted")
-                _delete(self._compute, f"global/images/{one['name']}", IMAGE_LIMIT_SEC)
+                self._compute.delete(f"global/images/{one['name']}", limit_sec=IMAGE_LIMIT_SEC)
 
     # The builder
 
@@ -249,10 +241,7 @@ class _Bake:
         _log.info(f"builder {self._baked.builder}: off")
 
     def _builder(self) -> Json | None:
-        try:
-            return self._compute.call("GET", self._vm)
-        except Missing:
-            return None
+        return self._compute.find(self._vm)
 
     def _is_usable(self, vm: Json) -> bool:
         """Whether an existing builder is at work or done."""
@@ -324,8 +313,6 @@ class _Bake:
             answer = self._compute.call(
                 "GET", f"{self._vm}/getGuestAttributes?queryPath=outlast%2F"
             )
-        except Missing:
-            return {}
         except CannotAsk:
             raise
         except ComputeError:  # Some days the platform answers so for a VM that is off.
@@ -357,7 +344,7 @@ class _Bake:
         """Deletes everything that a failed bake left, as far as the platform answers."""
         try:
             if self._is_ours:
-                _delete(self._compute, self._image, IMAGE_LIMIT_SEC)
+                self._compute.delete(self._image, limit_sec=IMAGE_LIMIT_SEC)
             self._clear_builder()
         except ComputeError as error:
             _log.info(
@@ -368,7 +355,7 @@ class _Bake:
 
     def _clear_builder(self) -> None:
         _delete_vm(self._compute, self._recipe.zone, self._baked.builder)
-        _delete(self._compute, self._disk, VM_LIMIT_SEC)
+        self._compute.delete(self._disk, limit_sec=VM_LIMIT_SEC)
 
     # Small things
 
@@ -429,25 +416,14 @@ def _clear_left(compute: Compute, vm: Json) -> None:
     """Deletes a builder that no bake continues, once no image is being created from its disk."""
     image = f"global/images/{vm['name'].removeprefix(recipe.BUILDER)}"
     for _ in _polls(IMAGE_LIMIT_SEC):
-        try:
-            if compute.call("GET", image).get("status") != "PENDING":
-                break
-        except Missing:
+        if (compute.find(image) or {}).get("status") != "PENDING":
             break
     _log.info(f"builder {vm['name']}: {LEFT}")
     _delete_vm(compute, _zone_of(vm), vm["name"])
 
 
 def _delete_vm(compute: Compute, zone: str, name: str) -> None:
-    _delete(compute, f"zones/{zone}/instances/{name}", VM_LIMIT_SEC)
-
-
-def _delete(compute: Compute, path: str, limit_sec: float) -> None:
-    """Deletes a resource that may already be deleted."""
-    try:
-        compute.order("DELETE", path, limit_sec=limit_sec)
-    except Missing:
-        return
+    compute.delete(f"zones/{zone}/instances/{name}", limit_sec=VM_LIMIT_SEC)
 
 
 def _polls(limit_sec: float | None) -> Iterator[None]:

@@ -8,6 +8,7 @@ ComputeError an answer that is not a success, or no answer
 └── CannotAsk         no network, no credentials, no permission, or an answer that makes no sense
 """
 
+import contextlib
 import os
 import re
 import time
@@ -92,6 +93,20 @@ class Compute:
             what=path.partition("?")[0],
             timeout_sec=timeout_sec,
         )
+
+    def find(
+        self, path: str, *, project: str = "", timeout_sec: float = ANSWER_TIMEOUT_SEC
+    ) -> Json | None:
+        """What is at a path; None if it does not exist. Raises ComputeError."""
+        try:
+            return self.call("GET", path, project=project, timeout_sec=timeout_sec)
+        except Missing:
+            return None
+
+    def delete(self, path: str, *, limit_sec: float) -> None:
+        """Deletes what may already be gone, and waits. Raises ComputeError."""
+        with contextlib.suppress(Missing):
+            self.order("DELETE", path, limit_sec=limit_sec)
 
     def order(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, limit_sec: float

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outlast.cloud.compute import Compute, ComputeError, Missing
+from outlast.cloud.compute import Compute, ComputeError
 
 UBUNTU = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
 DEBIAN = "projects/debian-cloud/global/images/family/debian-13"
@@ -145,11 +145,11 @@ def resolve(reference: str, project: str, *, endpoint: str = "") -> Image | Imag
     candidates = _candidates(reference, project)
     for owner, path in candidates:
         try:
-            return _image(owner, compute.call("GET", f"global/images/{path}", project=owner))
-        except Missing:
-            continue
+            found = compute.find(f"global/images/{path}", project=owner)
         except ComputeError as error:
             return Unknown(str(error))
+        if found is not None:
+            return _image(owner, found)
     return _gone(reference, candidates)
 
 

@@ -32,7 +32,7 @@ from outlast.cloud.refusals import (
 )
 from outlast.machines import machines
 from outlast.machines.families import N1_GPUS
-from outlast.settings.asked import ANSWER_SEC, Answer, Asked
+from outlast.settings.asked import ANSWER_SEC, Answer, Question, ask_all
 from outlast.settings.schema import Settings
 
 ENDPOINT = "https://cloudresourcemanager.googleapis.com/v1/"
@@ -49,13 +49,13 @@ def ask(settings: Settings) -> Callable[[], list[Answer]]:
     """Asks about every constraint that concerns the stack, and about the quotas of its VMs. The
     returned function waits for the answers.
     """
-    waiting = [
-        Asked(f"constraints/{name}", partial(_policy, settings, name, broken))
+    questions: list[Question] = [
+        (f"constraints/{name}", partial(_policy, settings, name, broken))
         for name, broken in _constraints(settings)
     ]
     if settings.part == "experiment":
-        waiting.append(Asked(f"quotas of {settings.region}", partial(_quotas, settings)))
-    return lambda: [asked.answer() for asked in waiting]
+        questions.append((f"quotas of {settings.region}", partial(_quotas, settings)))
+    return ask_all(questions)
 
 
 # ---------------------------------------------------------------------------------------------

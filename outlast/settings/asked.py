@@ -5,7 +5,7 @@ A question without an answer within `ANSWER_SEC` only warns: a preview needs no 
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 ANSWER_SEC = 10.0
@@ -21,7 +21,17 @@ class Answer:
     """Why it could not be found out, or what may not work."""
 
 
-class Asked:
+Question = tuple[str, Callable[[], Answer]]
+"""What a check is about, and the check."""
+
+
+def ask_all(questions: Iterable[Question]) -> Callable[[], list[Answer]]:
+    """Asks all of them at the same time; the returned function waits for the answers."""
+    waiting = [_Asked(about, question) for about, question in questions]
+    return lambda: [asked.answer() for asked in waiting]
+
+
+class _Asked:
     """One check, in a thread."""
 
     def __init__(self, about: str, question: Callable[[], Answer]) -> None:

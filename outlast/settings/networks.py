@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from outlast.cloud.compute import CannotAsk, Compute, ComputeError, Json, Missing
-from outlast.settings.asked import Answer, Asked
+from outlast.cloud.compute import CannotAsk, Compute, ComputeError, Json
+from outlast.settings.asked import Answer, Question, ask_all
 from outlast.settings.schema import Settings
 from outlast.spec import network_rules
 
@@ -21,11 +21,10 @@ _LOCAL_IAM_VARIABLE = "GOOGLE_IAM_BETA_CUSTOM_ENDPOINT"
 
 def ask(settings: Settings) -> Callable[[], list[Answer]]:
     """Asks for all of them at the same time; the returned function waits for the answers."""
-    waiting = [Asked(about, question) for about, question in _questions(settings)]
-    return lambda: [asked.answer() for asked in waiting]
+    return ask_all(_questions(settings))
 
 
-def _questions(settings: Settings) -> Iterator[tuple[str, Callable[[], Answer]]]:
+def _questions(settings: Settings) -> Iterator[Question]:
     rules = settings.network_rules
     # A foundation's network was looked up, or created, by the foundation.
     if not rules.isolated and not settings.foundation:
@@ -42,14 +41,14 @@ def _network(settings: Settings) -> Answer:
     project, name = _place(settings, rules.network)
     about = f"outlast:network {rules.network!r}"
     try:
-        found = Compute(project).call("GET", f"global/networks/{name}")
-    except Missing:
+        found = Compute(project).find(f"global/networks/{name}")
+    except ComputeError as error:
+        return _unknown(about, error, "compute.networks.get")
+    if found is None:
         why = f"{about}: project {project} has no such network"
         if name == network_rules.DEFAULT:
             why += " (an organization policy may forbid it)"
         return Answer(f"{why}; set outlast:network to isolated, or to an existing network")
-    except ComputeError as error:
-        return _unknown(about, error, "compute.networks.get")
     if rules.subnetwork:
         return Answer()
     if not found.get("autoCreateSubnetworks"):
@@ -73,8 +72,10 @@ def _subnetwork(settings: Settings, path: str) -> Answer:
     if region != settings.region:
         return Answer(f"{about}: is in {region}, and the VMs in {settings.region}; set another")
     try:
-        found = Compute(project).call("GET", f"regions/{region}/subnetworks/{name}")
-    except Missing:
+        found = Compute(project).find(f"regions/{region}/subnetworks/{name}")
+    except ComputeError as error:
+        return _unknown(about, error, "compute.subnetworks.get")
+    if found is None:
         host, _ = _place(settings, rules.network)
         full = f"projects/{host}/regions/{region}/subnetworks/{name}"
         hint = f"; one of a shared VPC is named {full}" if host != project else ""
@@ -82,8 +83,6 @@ def _subnetwork(settings: Settings, path: str) -> Answer:
             f"{about}: project {project} has no such subnetwork in {region}{hint}; see gcloud"
             f" compute networks subnets list --project {host} --regions {region}"
         )
-    except ComputeError as error:
-        return _unknown(about, error, "compute.subnetworks.get")
     return Answer(_unfit(settings, about, project, name, found))
 
 
@@ -113,11 +112,11 @@ def _account(settings: Settings) -> Answer:
     endpoint = os.environ.get(IAM_ENDPOINT_VARIABLE) or os.environ.get(_LOCAL_IAM_VARIABLE)
     try:
         api = Compute("-", endpoint=endpoint or IAM_ENDPOINT)
-        found = api.call("GET", f"serviceAccounts/{email}")
-    except Missing:
-        return Answer(f"{about}: does not exist; see gcloud iam service-accounts list")
+        found = api.find(f"serviceAccounts/{email}")
     except ComputeError as error:
         return _unknown(about, error, "iam.serviceAccounts.get")
+    if found is None:
+        return Answer(f"{about}: does not exist; see gcloud iam service-accounts list")
     if found.get("disabled"):
         return Answer(
             f"{about}: is disabled; enable it: gcloud iam service-accounts enable {email}"

@@ -16,7 +16,7 @@ from outlast.cloud.compute import (
     ComputeError,
     Missing,
 )
-from outlast.settings.asked import ANSWER_SEC, Answer, Asked
+from outlast.settings.asked import ANSWER_SEC, Answer, Question, ask_all
 from outlast.spec import git_host, secrets
 from outlast.spec.delivery import Git
 
@@ -29,13 +29,13 @@ def ask(git: Git | None, named: Mapping[str, str]) -> Callable[[], list[Answer]]
     each setting names. The returned function waits for the answers.
     """
     once = {name: setting for setting, name in named.items()}
-    waiting = [
-        Asked(_about_secret(setting, name), functools.partial(secret, setting, name))
+    questions: list[Question] = [
+        (_about_secret(setting, name), functools.partial(secret, setting, name))
         for name, setting in once.items()
     ]
     if git and not git.secret:
-        waiting.append(Asked(_about_repository(git), functools.partial(repository, git)))
-    return lambda: [asked.answer() for asked in waiting]
+        questions.append((_about_repository(git), functools.partial(repository, git)))
+    return ask_all(questions)
 
 
 def secret(setting: str, full_name: str) -> Answer:
@@ -96,12 +96,9 @@ def repository(git: Git) -> Answer:
 def _is_there(api: Compute, name: str) -> bool:
     """Whether the secret without a version exists; true if that is unknown."""
     try:
-        api.call("GET", f"secrets/{name}", timeout_sec=ANSWER_SEC)
-    except Missing:
-        return False
+        return api.find(f"secrets/{name}", timeout_sec=ANSWER_SEC) is not None
     except ComputeError:
-        pass
-    return True
+        return True
 
 
 def _about_secret(setting: str, name: str) -> str:

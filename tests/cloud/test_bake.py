@@ -9,7 +9,7 @@ import pytest
 
 from outlast.cloud import bake, builder, images, recipe
 from outlast.cloud.bake import BakeError
-from outlast.cloud.compute import CannotAsk, Missing
+from outlast.cloud.compute import CannotAsk, Compute, Missing
 from tests.log_lines import log_lines
 
 BASE = images.Image("https://x/debian-13-1", "debian-cloud", "debian-13-1", "debian-13")
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SILENT = CannotAsk(503, "no answer")
 
 
-class Platform:
+class Platform(Compute):
     """Compute Engine: one builder at most, one image, and what it does not answer.
 
     `lost` are orders, by their beginning, that it carries out without an answer; `refused` are
@@ -25,6 +25,7 @@ class Platform:
     """
 
     def __init__(self) -> None:
+        super().__init__("p")
         self.there: dict[str, dict[str, Any]] = {}
         self.report = {"state": "done"}
         self.lost: tuple[str, ...] = ()

@@ -156,11 +156,8 @@ class GoogleCloud:
         RehearsalError.
         """
         with asking(self._compute.project):
-            try:
-                found = BRIEF(lambda: self._compute.call("GET", _group(group, place)))
-                return int(found["targetSize"])
-            except Missing:
-                return None
+            found = BRIEF(lambda: self._compute.find(_group(group, place)))
+            return None if found is None else int(found["targetSize"])
 
     def group_errors(self, group: str, place: str) -> list[str]:
         """Codes of what kept the group from creating VMs. Raises RehearsalError."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from outlast.cli.errors import RehearsalError
 from outlast.cli.rehearsal.google import names
-from outlast.cloud.compute import Compute, ComputeError, Missing
+from outlast.cloud.compute import Compute, ComputeError
 from outlast.cloud.project import Project
 
 PERMISSIONS = (
@@ -104,21 +104,18 @@ def check(compute: Compute, project: Project, zone: str) -> None:
     with asking(name):
         found = compute.call("GET", "")
         held = project.permissions(PERMISSIONS)
-        try:
-            compute.call("GET", "global/networks/default")
-        except Missing:
+        if compute.find("global/networks/default") is None:
             raise RehearsalError(
                 f"project {name}: has no network default, which the rehearsal's VMs use; create it"
                 f" with gcloud compute networks create default --project {name}."
-            ) from None
-        try:
-            kind = compute.call("GET", f"zones/{zone}/machineTypes/{names.MACHINE_TYPE}")
-            region = compute.call("GET", f"regions/{names.region_of(zone)}")
-        except Missing:
+            )
+        kind = compute.find(f"zones/{zone}/machineTypes/{names.MACHINE_TYPE}")
+        region = compute.find(f"regions/{names.region_of(zone)}")
+        if kind is None or region is None:
             raise RehearsalError(
                 f"--zone {zone}: does not exist or has no {names.MACHINE_TYPE}; gcloud compute"
                 " zones list shows the zones."
-            ) from None
+            )
     missing = [one for one in PERMISSIONS if one not in held]
     if missing:
         raise RehearsalError(

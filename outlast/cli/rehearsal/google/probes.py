@@ -19,7 +19,7 @@ from outlast.cli.rehearsal.google.preflight import meaning
 from outlast.cli.rehearsal.rehearsal import Watcher
 from outlast.cli.rehearsal.seen import Seen
 from outlast.cloud import images
-from outlast.cloud.compute import Compute, ComputeError, Json, Missing
+from outlast.cloud.compute import Compute, ComputeError, Json
 from outlast.cloud.project import Project
 from outlast.spec import permissions, startup_script
 
@@ -252,9 +252,8 @@ class Probes:
         found: dict[str, str] = {}
         while "end" not in found and time.monotonic() < deadline:
             time.sleep(POLL_SEC)
-            try:
-                answer = self._compute.call("GET", f"{path}/serialPort")
-            except Missing:
+            answer = self._compute.find(f"{path}/serialPort")
+            if answer is None:
                 break  # Its run limit has come.
             found = dict(_LINE.findall(str(answer.get("contents") or "")))
         return found
@@ -352,15 +351,8 @@ class Probes:
             shown = link.partition("/projects/")[2].replace(self._project.project, "PROJECT")
             self._answer("operation-paths", held, shown)
         deadline = time.monotonic() + BOOT_SEC
-        while not self._exists(_template(number)) and time.monotonic() < deadline:
+        while self._compute.find(_template(number)) is None and time.monotonic() < deadline:
             time.sleep(POLL_SEC)
-
-    def _exists(self, path: str) -> bool:
-        try:
-            self._compute.call("GET", path)
-        except Missing:
-            return False
-        return True
 
     def _group_vms(self) -> list[Json]:
         listed = self._compute.listed(f"zones/{self._zone}/instances")
