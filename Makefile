@@ -96,7 +96,8 @@ fmt: setup ## formats Python and shell
 lock: setup ## locks requirements/*.in again, with hashes
 	cd requirements && for set in runtime dev vm pip frameworks policy; do \
 	  ../$(COMPILE) $$set.in -o $$set.txt || exit 1; \
-	done
+	done && rm -f pip-*.whl && \
+	../$(VENV)/python -m pip download --quiet --require-hashes --no-deps --only-binary :all: -r pip.txt -d .
 	cd bench && ../$(COMPILE) --no-annotate requirements.in -o requirements.txt
 
 clean: ## removes what was made here; the cache outside the checkout stays

@@ -32,7 +32,7 @@ python::find() {
     found+="$("$candidate" --version 2>&1 || true), "
   done
   log::error "$CURRENT_STEP" "python3: ${found:-missing, }must be 3.11 to 3.13; choose an" \
-    "image with Python 3.11 to 3.13 and python3-venv"
+    "image with Python 3.11 to 3.13"
   return 1
 }
 
@@ -61,7 +61,7 @@ python::make_environment() {
   if [[ -n $kept ]]; then
     wheels::fetch "$kept" "$wheels" || rm -rf "$wheels"
   fi
-  python::make_venv "$venv" "$wheels" || return
+  python::make_venv "$venv" || return
   STEP_LOG="$LOG_DIR/pip-${file%.txt}.log"
   : >"$STEP_LOG"
   if [[ ! -d $wheels ]] || ! "${offline[@]}" >>"$STEP_LOG" 2>&1; then
@@ -72,7 +72,6 @@ python::make_environment() {
       return 1
     fi
     if [[ -n $kept ]]; then
-      cp -- "$venv"/pip-*.whl "$wheels" 2>/dev/null || true # of a Python without ensurepip
       wheels::keep "$kept" "$wheels"
     fi
   fi
@@ -133,28 +132,24 @@ with zipfile.ZipFile(sys.argv[1], "w") as archive:
   HTTP_STATUS=000
 }
 
-# python::make_venv VENV WHEELS: creates an environment with pip. Images of Debian and Ubuntu lack
-# ensurepip: then pip is the wheel that the bundle pins, from WHEELS or from the index of
-# PIP_INDEX_URL, or from apt's python3-venv if neither has it. The wheel stays in VENV for later
-# environments.
+# python::make_venv VENV: creates an environment with pip: the bundle's wheel or, for the builder of an
+# image, which has no bundle, that of ensurepip. Images of Debian and Ubuntu lack ensurepip.
 python::make_venv() {
-  local venv="$1" found="$STATE_DIR/pip-wheel" wheel
+  local venv="$1" argv=("$BASE_PYTHON" -m venv) wheels=("$BUNDLE_DIR"/requirements/pip-*.whl)
   STEP_LOG="$LOG_DIR/venv.log"
   : >"$STEP_LOG"
-  if ! python::has_ensurepip; then
-    wheel="$("$BASE_PYTHON" -I "$BUNDLE_DIR/outlast/base/pip_wheel.py" \
-      "$BUNDLE_DIR/requirements/pip.txt" "$found" "$2" 2>>"$STEP_LOG")" || wheel=""
-    if [[ -n $wheel ]] && "$BASE_PYTHON" -m venv --without-pip "$venv" >>"$STEP_LOG" 2>&1 &&
-      "$venv/bin/python" "$wheel/pip" install --no-input --disable-pip-version-check \
-        --no-index --no-deps "$wheel" >>"$STEP_LOG" 2>&1 && cp -- "$wheel" "$venv"; then
-      rm -rf "$found"
-      return 0
-    fi
-    rm -rf "$venv" "$found"
+  if [[ -e ${wheels[0]} ]]; then
+    argv+=(--without-pip)
+  elif ! python::has_ensurepip; then
     python::install_ensurepip || return
   fi
-  if ! "$BASE_PYTHON" -m venv "$venv" >>"$STEP_LOG" 2>&1; then
+  if ! "${argv[@]}" "$venv" >>"$STEP_LOG" 2>&1; then
     log::error "$CURRENT_STEP" "$BASE_PYTHON -m venv failed"
+    return 1
+  fi
+  if [[ -e ${wheels[0]} ]] && ! "$venv/bin/python" "${wheels[0]}/pip" install --no-input \
+    --disable-pip-version-check --no-index --no-deps "${wheels[0]}" >>"$STEP_LOG" 2>&1; then
+    log::error "$CURRENT_STEP" "${wheels[0]##*/} could not be installed"
     return 1
   fi
 }
@@ -165,8 +160,7 @@ python::has_ensurepip() {
 
 python::install_ensurepip() {
   if system::owns apt-get; then
-    log::info "$CURRENT_STEP" "$BASE_PYTHON has no ensurepip ($(tail -n 1 "$STEP_LOG"));" \
-      "installing python3-venv"
+    log::info "$CURRENT_STEP" "$BASE_PYTHON has no ensurepip; installing python3-venv"
     STEP_LOG="$LOG_DIR/apt.log"
     : >"$STEP_LOG"
     if apt::install python3-venv; then

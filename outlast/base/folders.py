@@ -12,17 +12,17 @@ DATA = (
     *("cli/hosts/run_program.py", "cli/hosts/step_aside.sh", "cli/hosts/pulumi-language-python"),
     *("cli/template/Pulumi.yaml", "cli/template/train/mine.py", "components/PulumiPlugin.yaml"),
     *("costs/prices.yaml", "localcloud/scenarios/storm.yaml", "localcloud/vm/shims/halt"),
-    *("localcloud/vm/shims/driver/nvidia-smi", "policy/rules.py", "requirements/pip.txt"),
+    *("localcloud/vm/shims/driver/nvidia-smi", "policy/rules.py", "requirements/pip-*.whl"),
     *("requirements/runtime.in", "requirements/vm.txt", "startup/boot.sh"),
 )
-"""Of each kind of file that no import finds, one that a whole installation has."""
+"""Of each kind of file that no import finds, one that a whole installation has; a pattern."""
 
 
 def missing_data() -> str:
     """A sentence about a file that this installation lacks, such as of a wheel that was built
     without its data; empty if it is whole."""
     for name in DATA:
-        if not (PACKAGE / name).is_file():
+        if not any(PACKAGE.glob(name)):
             return (
                 f"{PACKAGE / name}: is missing, and Outlast does not work without it; install it"
                 " again: pip install --force-reinstall outlast"

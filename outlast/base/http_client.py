@@ -1,9 +1,8 @@
 """One HTTP request with the standard library, and what may go wrong with it.
 
-All requests of ours go through `ask`, except those of Google's own storage client, and those of the
-two programs that run without this package: `outlast/base/pip_wheel.py` and the question that a
-trainer's user asks. There is one try; `outlast.base.retry` knows from the error whether another one
-may help.
+All requests of ours go through `ask`, except those of Google's own storage client, and the question
+that a trainer's user asks, which runs without this package. There is one try; `outlast.base.retry`
+knows from the error whether another one may help.
 """
 
 import contextlib

@@ -261,10 +261,8 @@ def _bake(root: Path, progress: Progress) -> None:
     folder, wheels, own = root / "opt/outlast", root / "tmp/wheels", "/opt/outlast/venv/bin/python"
     folder.mkdir(parents=True)
     wheels.mkdir()
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    pip += ["--no-deps", "--require-hashes", "--dest", str(wheels)]
-    run([*pip, "-r", str(REQUIREMENTS / "pip.txt")], progress, "guest image: fetching pip")
-    shutil.copyfile(REQUIREMENTS / "vm.txt", wheels / "vm.txt")
+    for file in (REQUIREMENTS / "vm.txt", *REQUIREMENTS.glob("pip-*.whl")):
+        shutil.copy(file, wheels)
     _within(root, ["python3", "-m", "venv", "--without-pip", "/opt/outlast/venv"], progress)
     wheel = f"/tmp/wheels/{next(wheels.glob('pip-*.whl')).name}"
     install = [own, f"{wheel}/pip", "install", "--quiet", "--disable-pip-version-check"]

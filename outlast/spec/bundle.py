@@ -1,9 +1,10 @@
 """The bundle: one reproducible zip of the code that a VM runs.
 
-It contains what a VM runs of `outlast/` (without `LEFT_OUT`), all of `outlast/trainers/`, and
-`requirements/{vm,pip}.txt`: stored, sorted, with fixed times and modes, so that the same sources
-give the same bytes in every checkout. It takes only Python sources, by name, so a key, an `.env` or
-a `.git` among them never leaves the machine.
+It contains what a VM runs of `outlast/` (without `LEFT_OUT`), all of `outlast/trainers/`,
+`requirements/vm.txt` and the wheel of pip beside it, because stock Debian has no pip. All are
+stored, sorted, with fixed times and modes, so that the same sources give the same bytes in every
+checkout. Besides that wheel it takes only Python sources, by name, so a key, an `.env` or a `.git`
+among them never leaves the machine.
 
 The files of a command or trainer are under `source/`, the user's requirements in
 `requirements/user.txt` or, for a folder, under `package/`. In a git repository, files that git
@@ -40,7 +41,8 @@ LEFT_OUT = frozenset(
 NEEDED = ("outlast/cloud/__init__.py", "outlast/cloud/credentials.py")
 """Files of those folders that a VM's client of the bucket needs."""
 REQUIREMENTS = "requirements/vm.txt"
-PIP_REQUIREMENTS = "requirements/pip.txt"
+PIP_WHEEL = "requirements/pip-*.whl"
+"""Pattern of pip's wheel, which `requirements/pip.txt` pins."""
 USER_REQUIREMENTS = "requirements/user.txt"
 USER_CONSTRAINTS = "requirements/outlast-constraints.txt"
 """Name beside the user's requirements, if they use constraints."""
@@ -111,7 +113,8 @@ def pack(root: Path, extra: Mapping[str, bytes] | None = None) -> bytes:
             data = extra.get(name)
             if data is None:
                 data = _path(root, name).read_bytes()
-                _refuse_keys(name, data)
+                if not fnmatch.fnmatchcase(name, PIP_WHEEL):
+                    _refuse_keys(name, data)
             archive.writestr(entry, data)
     return buffer.getvalue()
 
@@ -131,10 +134,14 @@ def members(root: Path) -> Iterator[str]:
         for name in (*_sources(root, package), *needed):
             if known is None or name.removeprefix(f"{package}/") in known:
                 yield name
-    for name in (PIP_REQUIREMENTS, REQUIREMENTS):
-        if not _path(root, name).is_file():
-            raise BundleError(f"{name}: is missing in {root}; restore it: a VM installs from it")
-        yield name
+    for name in (PIP_WHEEL, REQUIREMENTS):
+        found = sorted((root / "outlast").glob(name))
+        if len(found) != 1:
+            raise BundleError(
+                f"{name}: {len(found)} files in {root}, must be 1; restore it: a VM installs from"
+                " it"
+            )
+        yield f"requirements/{found[0].name}"
 
 
 def _path(root: Path, name: str) -> Path:

@@ -151,6 +151,8 @@ class Builder:
     """Prefix of the kept wheels in the bucket, with a slash at the end."""
     log: Path
     patience: Patience
+    pip: Path | None = None
+    """The bundle's wheel of pip; None: that of Python's ensurepip, which stock Debian lacks."""
     baked: Path | None = None
     """The environment that the image may have; its mark holds the SHA-256 of the file that it was
     built from."""
@@ -207,10 +209,8 @@ class Builder:
         return venv / "bin"
 
     def _make_venv(self, venv: Path) -> None:
-        """Creates an environment with pip: from ensurepip, or from the wheel that the boot left in
-        this interpreter's folder if the system's Python has no ensurepip."""
-        argv = [sys.executable, "-m", "venv"]
-        wheel = next(Path(sys.prefix).glob("pip-*.whl"), None)
+        """Creates an environment with pip."""
+        argv, wheel = [sys.executable, "-m", "venv"], self.pip
         if wheel is None:
             self._run([*argv, str(venv)], "python -m venv")
             return

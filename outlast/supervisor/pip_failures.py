@@ -36,7 +36,7 @@ _BUILD = re.compile(
     r"|does not appear to be a python project",
     re.IGNORECASE,
 )
-_ACCESS = "give the VM access to the package index, and use an image with python3-venv"
+_ACCESS = "give the VM access to the package index"
 _MISSING = re.compile(r"no matching distribution found for (?P<name>[A-Za-z0-9][\w.-]*)", re.I)
 
 

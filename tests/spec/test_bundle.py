@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,7 @@ def checkout(tmp_path):
         "outlast/trainers/operate/__init__.py": "",
         "outlast/trainers/digits.py": "y = 1\n",
         "outlast/requirements/pip.txt": "pip==1\n",
+        "outlast/requirements/pip-1-py3-none-any.whl": "-----BEGIN PRIVATE KEY-----\n",
         "outlast/requirements/vm.txt": "blake3==1\n",
         **dict.fromkeys(SECRETS, "secret"),
     }
@@ -56,7 +58,7 @@ def checkout(tmp_path):
     return root
 
 
-def test_it_holds_the_code_of_a_vm_and_nothing_else(checkout):
+def test_it_holds_the_code_of_a_vm_pips_wheel_and_nothing_else(checkout):
     assert sorted(bundle.members(checkout)) == [
         "outlast/__init__.py",
         "outlast/bucket/store.py",
@@ -65,7 +67,7 @@ def test_it_holds_the_code_of_a_vm_and_nothing_else(checkout):
         "outlast/trainers/__init__.py",
         "outlast/trainers/digits.py",
         "outlast/trainers/operate/__init__.py",
-        "requirements/pip.txt",
+        "requirements/pip-1-py3-none-any.whl",
         "requirements/vm.txt",
     ]
 
@@ -127,13 +129,28 @@ def test_any_changed_source_is_another_bundle(checkout, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["outlast", "outlast/trainers", "requirements/vm.txt", "requirements/pip.txt"]
+    "name", ["outlast", "outlast/trainers", "requirements/vm.txt", "requirements/pip-*.whl"]
 )
 def test_a_checkout_that_lacks_a_part_is_a_sentence(name, checkout):
-    path = checkout / (name if name.startswith("outlast") else f"outlast/{name}")
+    folder = checkout if name.startswith("outlast") else checkout / "outlast"
+    (path,) = folder.glob(name)
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises(BundleError, match=f"^{name}: "):
+    with pytest.raises(BundleError, match=f"^{re.escape(name)}: "):
         bundle.pack(checkout)
+
+
+def test_two_wheels_of_pip_are_refused(checkout):
+    (checkout / "outlast/requirements/pip-2-py3-none-any.whl").touch()
+    with pytest.raises(BundleError, match="2 files in .* must be 1"):
+        bundle.pack(checkout)
+
+
+def test_the_wheel_of_pip_is_the_pinned_one():
+    """What `make lock` fetches beside the pin."""
+    pinned = (ROOT / "requirements/pip.txt").read_text()
+    (wheel,) = (ROOT / "requirements").glob("pip-*.whl")
+    assert f"pip=={wheel.name.split('-')[1]} " in pinned
+    assert f"--hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}" in pinned
 
 
 def test_the_real_bundle_imports_by_itself(tmp_path):

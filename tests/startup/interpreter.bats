@@ -19,11 +19,16 @@ if [[ \$1 == -m ]]; then
     exit 1
   fi
   exit \"\$(<'$OUTLAST_ROOT/pip-rc')\"
+elif [[ \$1 == *.whl/pip ]]; then
+  echo \"\$*\" >>'$OUTLAST_ROOT/pip-wheel'
+  exit 0
 fi
 exec '$PYTHON' \"\$@\""
   command_in "$OUTLAST_ROOT/bin/python3" "
 if [[ \$1 == -m && \$2 == venv ]]; then
-  mkdir -p \"\$3/bin\" && cp '$OUTLAST_ROOT/venv-python' \"\$3/bin/python\"
+  echo \"\$*\" >>'$OUTLAST_ROOT/venvs'
+  venv=\"\${*: -1}\"
+  mkdir -p \"\$venv/bin\" && cp '$OUTLAST_ROOT/venv-python' \"\$venv/bin/python\"
 else
   exec '$PYTHON' \"\$@\"
 fi"
@@ -38,6 +43,20 @@ fi"
   run -0 vm::boot
   [[ "$(wc -l <"$OUTLAST_ROOT/pip")" == 2 ]]
   said "$VENV is complete"
+}
+
+@test "pip is the bundle's wheel; a Python without ensurepip asks neither apt nor an index for it" {
+  local bundle wheel=requirements/pip-1-py3-none-any.whl
+  bundle="$(object experiments/digits/bundles/bundle.zip)"
+  "$PYTHON" -c 'import sys, zipfile
+zipfile.ZipFile(sys.argv[1], "a").writestr(sys.argv[2], "pip")' "$bundle" "$wheel"
+  metadata attributes/outlast-bundle-sha256 "$(sha256sum <"$bundle" | head -c 64)"
+  command_in "$OUTLAST_ROOT/bin/apt-get" "touch '$OUTLAST_ROOT/apt'"
+  sed -i "2i [[ \"\$*\" == *ensurepip* ]] \&\& exit 1" "$OUTLAST_ROOT/bin/python3"
+  run -0 vm::boot
+  [[ ! -e "$OUTLAST_ROOT/apt" ]]
+  grep -qx -- "-m venv --without-pip $VENV" "$OUTLAST_ROOT/venvs"
+  grep -qx -- ".*/$wheel/pip install --no-input .* --no-index --no-deps .*/$wheel" "$OUTLAST_ROOT/pip-wheel"
 }
 
 @test "another machine installs the packages that were kept, and asks no index" {

@@ -1,12 +1,9 @@
 """Code made ready before the trainer: what is kept, what ends the run, what another VM may try."""
 
 import base64
-import ensurepip
 import hashlib
 import json
-import shutil
 import subprocess
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -34,6 +31,7 @@ from outlast.supervisor.secrets import SecretReader, TrainerSecrets
 from tests.log_lines import log_lines
 from tests.stores import FakeClock
 
+REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 SECRET = "projects/p/secrets/deploy/versions/latest"
 COMMIT = "0123456789" * 4
 SHA = hashlib.sha256(b"wheel").hexdigest()
@@ -233,18 +231,16 @@ def test_wheels_are_made_once_and_installed_offline_by_every_later_vm(
     assert len(list(builder.store.list("e/environments/"))) == 2
 
 
-def test_a_system_without_ensurepip_has_the_pip_that_the_boot_left(
-    setup: CodeSetup, tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_environment_has_the_bundles_pip(
+    setup: CodeSetup, asked: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """As startup/boot.sh leaves it in the supervisor's own environment; no pip is asked for."""
-    (pip,) = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
-    left = Path(shutil.copy(pip, tmp_path))
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    """Stock Debian's Python has no ensurepip."""
+    (pip,) = REQUIREMENTS.glob("pip-*.whl")
     needs = asked / "needs.txt"
     needs.write_text(f"pip=={pip.name.split('-')[1]}\n")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(left.parent))
+    monkeypatch.setenv("PIP_FIND_LINKS", str(pip.parent))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    programs = setup.builder.ensure(needs)
+    programs = replace(setup.builder, pip=pip).ensure(needs)
     version = subprocess.run([programs / "pip", "--version"], capture_output=True)
     assert version.stdout.startswith(b"pip " + pip.name.split("-")[1].encode())
 
