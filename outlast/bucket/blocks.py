@@ -69,11 +69,10 @@ class Block(Record):
 def read(store: Store, layout: Layout, *, patience: Patience = BRIEF) -> Records:
     """The records of all attempts. Raises StoreError, and ValueError for a damaged record."""
     there = _terms(store, layout)
+    # No block is written before the second one's attempts have begun.
+    numbers = _numbers(store, layout) if max(there, default=0) >= BLOCK else []
     blocks = in_parallel(
-        [
-            lambda number=number: _block(store, layout, number, patience)
-            for number in _numbers(store, layout)
-        ],
+        [lambda number=number: _block(store, layout, number, patience) for number in numbers],
         small_reads(store),
     )
     found = {term: records for block in blocks for term, records in block.items() if term in there}

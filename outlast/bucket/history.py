@@ -17,11 +17,41 @@ from outlast.bucket.store import NotFound, Store
 from outlast.bucket.transfer import in_parallel, small_reads
 from outlast.spec import changes, metrics
 from outlast.spec.metrics import Last
+from outlast.spec.run_spec import Timeouts
 
 _NO_FAILURES = frozenset(
     {Reason.DONE, Reason.PREEMPTED, Reason.INTERRUPTED, Reason.MAINTENANCE, Reason.STOPPED}
 )
 """Reasons that need no further explanation."""
+
+MISSED_HEARTBEATS = 3
+"""After so many an attempt is silent."""
+SILENCE_SEC_MAX = 86400.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long an attempt may be silent, from its own timeouts, in seconds."""
+
+    silent: float = MISSED_HEARTBEATS * Timeouts.heartbeat
+    lost: float = Timeouts.successor_silence
+
+    @classmethod
+    def of(cls, start: AttemptStart) -> "Limits":
+        """Those in a start record; a VM wrote it, so what is not a number of seconds counts as the
+        default."""
+        given = start.spec.get("timeouts")
+        found: dict[str, Any] = given if isinstance(given, dict) else {}
+
+        def seconds(name: str, default: float) -> float:
+            value = found.get(name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                return default
+            return float(value) if 0 < value <= SILENCE_SEC_MAX else default
+
+        heartbeat = seconds("heartbeat", Timeouts.heartbeat)
+        lost = seconds("successor_silence", Timeouts.successor_silence)
+        return cls(min(MISSED_HEARTBEATS * heartbeat, lost), lost)
 
 
 @dataclass(frozen=True)
@@ -54,6 +84,9 @@ class Attempt:
     """Warnings of its trainer."""
     own_user: bool | None = None
     """Whether its trainer ran as its own user; None if the settings do not ask for that."""
+    seen: datetime | None = None
+    """Its last sign of life: its heartbeat, or else its start."""
+    limits: Limits = Limits()
 
     @property
     def steps(self) -> int:
@@ -76,6 +109,7 @@ class Attempt:
             "why": self.why,
             "stderr": list(self.stderr),
             "warnings": list(self.warnings),
+            "last_heartbeat": format_time(self.seen) if self.seen else None,
         }
 
 
@@ -85,9 +119,9 @@ class History:
 
     head: Head
     attempts: tuple[Attempt, ...]
-    boots: int
-    """VM boots, including those that never held a term."""
-    first_boot: datetime | None
+    booted: Mapping[str, datetime]
+    """When each record in `boots/` was written, by its path: boots, and ends of boots that never
+    held a term."""
     total: int | None
     """Total steps of the run; None until the trainer has said."""
     rows: tuple[dict[str, Any], ...]
@@ -102,6 +136,18 @@ class History:
     """The part of the run that the newest attempt trains; empty without parts."""
     before: int = 0
     """Steps of the parts before it."""
+    starts: Mapping[int, AttemptStart] = field(default_factory=dict)
+    """Each attempt's start record, by its term."""
+
+    @property
+    def boots(self) -> int:
+        """VM boots, including those that never held a term."""
+        return sum(not path.endswith(_BOOT_END) for path in self.booted)
+
+    @property
+    def first_boot(self) -> datetime | None:
+        times = [at for path, at in self.booted.items() if not path.endswith(_BOOT_END)]
+        return min(times, default=None)
 
     @property
     def step(self) -> int:
@@ -143,13 +189,7 @@ def read(store: Store, layout: Layout) -> History | None:
         return None
     records = blocks.read(store, layout)
     attempts = tuple(_attempts(head, records))
-    boots: set[str] = set()
-    first: datetime | None = None
-    for item in store.list(layout.boots):
-        if item.path.endswith(".end.json"):
-            continue
-        boots.add(item.path)
-        first = item.updated if first is None else min(first, item.updated)
+    booted = {item.path: item.updated for item in store.list(layout.boots)}
     heartbeats = [
         found.record
         for term in sorted(records)
@@ -160,8 +200,7 @@ def read(store: Store, layout: Layout) -> History | None:
     return History(
         head,
         attempts,
-        len(boots),
-        first,
+        booted,
         totals[-1] if totals else None,
         heartbeats[-1].rows if live else (),
         heartbeats[-1].phase if live else "",
@@ -174,6 +213,11 @@ def read(store: Store, layout: Layout) -> History | None:
         ),
         heartbeats[-1].part if live else "",
         heartbeats[-1].before if live else 0,
+        {
+            term: kinds[AttemptStart].record
+            for term, kinds in sorted(records.items())
+            if AttemptStart in kinds
+        },
     )
 
 
@@ -188,17 +232,23 @@ class Boot:
     """How it ended if it never held the term; otherwise None."""
 
 
-def read_boots(store: Store, layout: Layout) -> tuple[Boot, ...]:
-    """All recorded boots, oldest first. Raises as `read` does."""
+def read_boots(
+    store: Store, layout: Layout, booted: Mapping[str, datetime] | None = None
+) -> tuple[Boot, ...]:
+    """All recorded boots, oldest first; `booted` as in a history that was just read. Raises as
+    `read` does.
+    """
     starts: dict[str, datetime] = {}
     reasons: dict[str, Reason] = {}
     ends: list[str] = []
-    for item in store.list(layout.boots):
-        name = item.path.removeprefix(layout.boots)
+    if booted is None:
+        booted = {item.path: item.updated for item in store.list(layout.boots)}
+    for path, updated in booted.items():
+        name = path.removeprefix(layout.boots)
         if name.endswith(_BOOT_END):
             ends.append(name)
         else:
-            starts[name.removesuffix(".json")] = item.updated
+            starts[name.removesuffix(".json")] = updated
 
     def reason(name: str) -> None:
         with contextlib.suppress(NotFound):
@@ -264,6 +314,8 @@ def _attempts(head: Head, records: blocks.Records) -> Iterator[Attempt]:
             stderr=stderr,
             warnings=heartbeat.warnings if heartbeat else (),
             own_user=_own_user(start),
+            seen=(heartbeat_found or started).updated,
+            limits=Limits.of(start),
         )
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import Head
 from outlast.bucket.headfile import HeadFile
+from outlast.bucket.history import Attempt
 from outlast.bucket.layout import AttemptStart, Layout
 from outlast.bucket.records import read_record
 from outlast.bucket.store import Damaged, Store
@@ -15,6 +17,67 @@ PLACEMENTS_MAX = 999_999
 """Limit of a run's placements. A VM can write any number into HEAD; more than the template's nine
 digits would lock out all later VMs.
 """
+
+
+class Standing(StrEnum):
+    """How a run stands, in one word: the closed list of what `outlast status` and `list` show."""
+
+    WAITING = "waiting"
+    """Its group has no VM yet."""
+    BOOTING = "booting"
+    """A VM has booted and not yet reached an attempt."""
+    NEVER_STARTED = "never-started"
+    """VMs failed before an attempt, or one takes too long to boot."""
+    RUNNING = "running"
+    """Its newest attempt has given a sign of life within three heartbeats."""
+    SILENT = "silent"
+    """Its newest attempt has missed three heartbeats."""
+    LOST = "lost"
+    """Its newest attempt has been silent for so long that another may take over."""
+    INTERRUPTED = "interrupted"
+    """Its newest attempt has ended and no other has begun."""
+    EXPIRED = "expired"
+    """Open, but past its deadline: nothing will start."""
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    PRUNED = "pruned"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing continues the run by itself."""
+        return self in _ENDED
+
+
+_ENDED = frozenset(
+    {Standing.EXPIRED, Standing.DONE, Standing.FAILED, Standing.STOPPED, Standing.PRUNED}
+)
+
+
+def standing(
+    head: Head | None, newest: Attempt | None, now: datetime, wait: Standing | None = None
+) -> Standing:
+    """The one rule for how a run stands.
+
+    `newest`: its newest attempt; `now`: server time; `wait`: what it waits for, if the group or
+    the boot records show a later VM than the attempt's.
+    """
+    if head is None:
+        return wait or Standing.WAITING
+    if is_expired(head, now):
+        return Standing.EXPIRED
+    if head.state.ended:
+        return Standing(head.state)
+    if wait is not None:
+        return wait
+    if newest is None:
+        return Standing.BOOTING  # It holds the term, and is about to restore its state.
+    if newest.reason is not None or newest.seen is None:
+        return Standing.INTERRUPTED
+    silent_sec = (now - newest.seen).total_seconds()
+    if silent_sec >= newest.limits.lost:
+        return Standing.LOST
+    return Standing.SILENT if silent_sec >= newest.limits.silent else Standing.RUNNING
 
 
 def is_expired(head: Head, now: datetime) -> bool:

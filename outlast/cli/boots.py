@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Any
 
 from outlast.base.codec import format_time, parse_time
 from outlast.base.exits import BOOT_SEC
 from outlast.base.visible import one_line
 from outlast.bucket.history import Boot
+from outlast.bucket.standing import Standing
 from outlast.cloud import refusals
 from outlast.cloud.compute import Compute, ComputeError, Group
 
@@ -68,22 +68,11 @@ class Seen:
     """What kept it from creating VMs, oldest first."""
 
 
-class BootState(StrEnum):
-    """What a run without an attempt waits for."""
-
-    WAITING = "waiting"
-    """Waiting for a VM."""
-    BOOTING = "booting"
-    """Waiting for a booted VM to start its attempt."""
-    NEVER_STARTED = "never-started"
-    """VMs failed, or one takes too long to boot."""
-
-
 @dataclass(frozen=True)
 class Wait:
     """What the run waits for, since when, and why."""
 
-    what: BootState
+    what: Standing
     since: datetime | None
     why: str
     serial: tuple[str, ...] = ()
@@ -110,14 +99,14 @@ def wait_of(
         said = f"{count} failed, the last with {failed[-1].reason}"
     if seen and seen.size == 0:
         unrecorded = not boots and attempt is None
-        what = BootState.NEVER_STARTED if boots or unrecorded else BootState.WAITING
+        what = Standing.NEVER_STARTED if boots or unrecorded else Standing.WAITING
         left = "a VM left it without a boot record: see its serial port" if unrecorded else ""
         return Wait(what, None, _joined(said, "its group has target size 0", left))
     if seen and seen.vm is None:
         last = boots[-1].start if boots else attempt or seen.made
         errors = [error for error in seen.errors if error.at >= last]
         since = errors[0].at if errors else None
-        return Wait(BootState.WAITING, since, _joined(said, _refused(errors)))
+        return Wait(Standing.WAITING, since, _joined(said, _refused(errors)))
     if seen and seen.vm:
         again = bool(boots) and boots[-1].instance_id == seen.vm.id
         since = boots[-1].start if again else seen.vm.created
@@ -127,18 +116,18 @@ def wait_of(
             gone = f"VMs before {seen.vm.name} disappeared without a boot record"
             late = now - seen.made >= _BOOT
             return Wait(
-                BootState.NEVER_STARTED if late else BootState.BOOTING,
+                Standing.NEVER_STARTED if late else Standing.BOOTING,
                 seen.made if late else since,
                 gone,
             )
     elif boots and not boots[-1].reason:
         since, name = boots[-1].start, f"VM {boots[-1].instance_id}"
     else:
-        return Wait(BootState.NEVER_STARTED if boots else BootState.WAITING, None, said)
+        return Wait(Standing.NEVER_STARTED if boots else Standing.WAITING, None, said)
     if now - since >= _BOOT:
         why = f"{name} has not reached an attempt in {BOOT_SEC // 60} minutes"
-        return Wait(BootState.NEVER_STARTED, since, _joined(said, why))
-    return Wait(BootState.BOOTING, since, _joined(said, f"{name} boots"))
+        return Wait(Standing.NEVER_STARTED, since, _joined(said, why))
+    return Wait(Standing.BOOTING, since, _joined(said, f"{name} boots"))
 
 
 def _refused(errors: Sequence[Refusal]) -> str:
@@ -196,7 +185,7 @@ def look(group: Group) -> Seen | None:
 def with_serial(wait: Wait, group: Group, vm: Vm) -> Wait:
     """Adds the last lines on the serial port of a VM that never started its training; nothing if
     the API does not answer."""
-    if wait.what is not BootState.NEVER_STARTED:
+    if wait.what is not Standing.NEVER_STARTED:
         return wait
     try:
         path = f"{vm.path}/serialPort?start=-{SERIAL_BYTES}"

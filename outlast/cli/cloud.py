@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from outlast.base.folders import PACKAGE
 from outlast.base.http_client import RequestFailed, ask
+from outlast.cli import endpoint
 from outlast.cli.engine import (
     Parts,
     backend_variables,
@@ -31,8 +32,7 @@ from outlast.cli.errors import CloudError
 from outlast.cli.terminal import say
 from outlast.cloud.project import managed_bucket
 
-PROJECT = "outlast-rehearsal"
-"""The project of Pulumi.dev.yaml, which exists only in local clouds."""
+PROJECT = endpoint.LOCAL_PROJECT
 IMAGE_FAMILY = f"{PROJECT}/outlast"
 """The family that Pulumi.dev.yaml names; its image is the folder made by `make setup`."""
 START_TIMEOUT_SEC = 60

@@ -2,11 +2,11 @@
 
 A VM is counted from its first record to its last, so the bill has a few more seconds at both ends:
 from its start to its boot script, and from its last record to its end. A VM that is still running
-is counted up to now, and one that is kept after the run's end for as long as it stays. Network
-traffic is not in the records and not counted.
+is counted up to now (one that is lost, to its last heartbeat), and one that is kept after the run's
+end for as long as it stays. Network traffic is not in the records and not counted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,12 +14,13 @@ from typing import Any
 from outlast.base.codec import format_time
 from outlast.bucket import history
 from outlast.bucket.head import HeadError
-from outlast.bucket.history import Attempt, History
+from outlast.bucket.history import History
 from outlast.bucket.layout import (
     AttemptStart,
     BootRecord,
     Layout,
 )
+from outlast.bucket.standing import Standing, standing
 from outlast.bucket.store import NotFound, Store, StoreError
 from outlast.cli.errors import OperateError, about
 from outlast.cli.runs import Place
@@ -27,8 +28,6 @@ from outlast.costs import pricing
 
 LEAST = timedelta(minutes=1)
 """What the platform bills of a VM at least."""
-SILENT = timedelta(minutes=5)
-"""A VM without a heartbeat for so long is counted to its last one: it may be gone."""
 GIB = 2**30
 
 
@@ -93,10 +92,7 @@ class Costs:
     @property
     def said(self) -> str:
         """`$1.23`, `at least $1.23` or `unknown`."""
-        items = [item for life in self.lives for item in life.rate.items]
-        if items and len(items) == sum(len(life.rate.unknown) for life in self.lives):
-            return "unknown"
-        return ("at least " if self.unknown else "") + pricing.dollars(self.dollars)
+        return said(self.lives)
 
     @property
     def storage(self) -> str:
@@ -121,13 +117,23 @@ class Costs:
         }
 
 
+def said(lives: Sequence[Life]) -> str:
+    """What VMs cost together: `$1.23`, `at least $1.23` or `unknown`."""
+    items = [item for life in lives for item in life.rate.items]
+    unknown = sum(len(life.rate.unknown) for life in lives)
+    if items and len(items) == unknown:
+        return "unknown"
+    dollars = sum(life.rate.hour * life.hours for life in lives)
+    return ("at least " if unknown else "") + pricing.dollars(dollars)
+
+
 def count(place: Place) -> Costs:
     """The costs of a run in a bucket. OperateError: it cannot be read, or has no VMs."""
     if place.folder is not None:
         raise OperateError(f"{place.name}: a run in a folder has no VMs, and nothing is counted")
     try:
         book = history.read(place.store, place.layout)
-        lives = _lives(place.store, place.layout, book)
+        lives = lives_of(place.store, place.layout, book)
         size = sum(item.size for item in place.store.list(place.layout.root))
     except (HeadError, StoreError) as error:
         raise OperateError(about(place.name, error)) from None
@@ -144,32 +150,42 @@ def count(place: Place) -> Costs:
     )
 
 
-def _lives(store: Store, layout: Layout, book: History | None) -> tuple[Life, ...]:
-    """Every VM that booted for the run, oldest first."""
+def lives_of(store: Store, layout: Layout, book: History | None) -> tuple[Life, ...]:
+    """Every VM that booted for the run, oldest first, from a history that was just read. Only the
+    records of VMs that never came to an attempt are read here. Raises StoreError.
+    """
     seen: dict[str, list[datetime]] = {}
     """By instance id: the times of its records."""
     what: dict[str, tuple[str, str]] = {}
     """By instance id: its name and zone."""
     machines: dict[str, AttemptStart] = {}
     alive: set[str] = set()
-    for item in store.list(layout.boots):
-        instance_id = item.path.removeprefix(layout.boots).partition("-")[0]
-        seen.setdefault(instance_id, []).append(item.updated)
-        if not item.path.endswith(".end.json"):
-            record = _read(store, item.path)
-            if record is not None:
-                what[instance_id] = (record.instance, record.zone)
+    if book is None:
+        booted = {item.path: item.updated for item in store.list(layout.boots)}
+    else:
+        booted = book.booted
+    for path, updated in booted.items():
+        instance_id = path.removeprefix(layout.boots).partition("-")[0]
+        seen.setdefault(instance_id, []).append(updated)
+    now = store.now()
     for attempt in book.attempts if book else ():
-        start = AttemptStart.from_json(store.get(layout.attempt_start(attempt.term))[0])
+        assert book is not None
+        start = book.starts[attempt.term]
         machines[start.instance_id] = start
         what[start.instance_id] = (start.instance, start.zone)
         times = seen.setdefault(start.instance_id, [])
-        times += [attempt.start, attempt.end or _last_sign(store, layout, attempt)]
-        if attempt.end is None and store.now() - max(times) < SILENT:
-            times.append(store.now())
+        times += [attempt.start, attempt.end or attempt.seen or attempt.start]
+        if standing(book.head, attempt, now) in (Standing.RUNNING, Standing.SILENT):
+            times.append(now)
             alive.add(start.instance_id)
+    for path in booted:
+        instance_id = path.removeprefix(layout.boots).partition("-")[0]
+        if instance_id not in what and not path.endswith(".end.json"):
+            record = _read(store, path)
+            if record is not None:
+                what[instance_id] = (record.instance, record.zone)
     if book and book.attempts and book.head.state.ended:
-        _keep(seen, machines, book, store.now())
+        _keep(seen, machines, book, now)
     lives = []
     last = machines.get(next(reversed(machines), ""))
     for instance_id, times in seen.items():
@@ -178,14 +194,6 @@ def _lives(store: Store, layout: Layout, book: History | None) -> tuple[Life, ..
         rate = _rate(machines.get(instance_id, last), zone)
         lives.append(Life(instance, zone, min(times), max(times), instance_id in alive, rate))
     return tuple(sorted(lives, key=lambda life: life.start))
-
-
-def _last_sign(store: Store, layout: Layout, attempt: Attempt) -> datetime:
-    """Of an attempt that has no end."""
-    try:
-        return store.get(layout.heartbeat(attempt.term))[1].updated
-    except NotFound:
-        return attempt.start
 
 
 def _keep(

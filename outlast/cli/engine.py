@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from outlast.base import folders
 from outlast.base.folders import PACKAGE, PROJECT_FILE
 from outlast.cli import parts
+from outlast.cli.endpoint import check_local_cloud
 from outlast.cli.errors import EngineError, NoEngine, NoPlugin
 
 if TYPE_CHECKING:
@@ -324,8 +325,9 @@ def _pulumi(env: Mapping[str, str]) -> str:
 
 def show_engine(args: list[str], *, env: Mapping[str, str]) -> None:
     """Runs `pulumi ARGS` on this terminal. Raises EngineError if it ends with an error, which it
-    has printed.
+    has printed, and CloudError if the local cloud is stopped.
     """
+    check_local_cloud(env)
     command = [_pulumi(env), *args, "--non-interactive"]
     with _interrupts_left_to_engine():
         done = subprocess.run(command, cwd=project(), env=dict(env))
@@ -334,7 +336,8 @@ def show_engine(args: list[str], *, env: Mapping[str, str]) -> None:
 
 
 def run_engine(args: list[str], *, env: Mapping[str, str], cwd: Path | None = None) -> str:
-    """Runs `pulumi ARGS` and returns its stdout. Raises EngineError if it ends with an error."""
+    """Runs `pulumi ARGS` and returns its stdout. Raises as `show_engine` does."""
+    check_local_cloud(env)
     command = [_pulumi(env), *args, "--non-interactive"]
     with _interrupts_left_to_engine():
         done = subprocess.run(

@@ -4,6 +4,7 @@ OperateError
 ├── EngineError     no engine that fits, or the engine ended with an error
 │   ├── NoEngine    it is not on PATH
 │   └── NoPlugin    Google's provider plugin is not installed
+├── NotUp           a stack that declares nothing now
 ├── CloudError      the local cloud did not start or does not answer
 └── RehearsalError  the rehearsal could not be carried out (a broken guarantee is not an error)
 """
@@ -31,6 +32,10 @@ class NoEngine(EngineError):
 
 class NoPlugin(EngineError):
     """Google's provider plugin is not installed."""
+
+
+class NotUp(OperateError):
+    """The stack declares nothing now: it was never up, or it was destroyed."""
 
 
 class CloudError(OperateError):

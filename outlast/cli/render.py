@@ -16,6 +16,7 @@ from outlast.base.visible import one_line, visible
 from outlast.bucket.history import Attempt
 from outlast.cli.boots import Wait
 from outlast.cli.costs import Costs
+from outlast.cli.overview import Line, Overview
 from outlast.cli.rehearsal.google.assumptions import Outcome
 from outlast.cli.rehearsal.google.report import GoogleReport
 from outlast.cli.rehearsal.guarantees import Guarantee, Verdict
@@ -26,6 +27,8 @@ from outlast.cli.status import Status
 from outlast.costs import pricing
 from outlast.spec.metrics import Last
 
+PIPED_WIDTH = 10_000
+
 
 class Terminal(Console):
     """A console that prints strings literally, also in table cells: no markup, emoji codes or
@@ -34,6 +37,8 @@ class Terminal(Console):
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
+        if not self.is_terminal:
+            self.width = PIPED_WIDTH  # Nothing is cut or wrapped in a file or a pipe.
 
     def render_str(self, text: str, **how: Any) -> Text:
         return super().render_str(visible(text), **how)
@@ -82,7 +87,8 @@ def _numbers(row: dict[str, Any]) -> str:
     return one_line("  ".join(shown))
 
 
-def _attempts_table(attempts: tuple[Attempt, ...]) -> Table:
+def _attempts_table(attempts: tuple[Attempt, ...], now: str = "not ended") -> Table:
+    """`now`: how an attempt without an end stands."""
     table = Table(box=None, pad_edge=False)
     for name in ("attempt", "start", "end", "reason"):
         table.add_column(name)
@@ -94,7 +100,7 @@ def _attempts_table(attempts: tuple[Attempt, ...]) -> Table:
             str(attempt.term),
             f"{attempt.start:%H:%M:%S}",
             end,
-            str(attempt.reason or "running"),
+            str(attempt.reason or now),
             str(attempt.from_step),
             str(attempt.step),
             str(attempt.steps),
@@ -253,15 +259,18 @@ def show_status(status: Status) -> None:
     step = f"step {book.step}{total}" if not status.parts else f"{book.step} steps in all its parts"
     if status.left is not None and book.rate:
         of = f" of part {book.part}" if book.part else ""
-        step += f", {_span(status.left)} left{of} at {book.rate:.3g} steps/s"
+        step += f", {span(status.left)} left{of} at {book.rate:.3g} steps/s"
     if book.head.state in (State.FAILED, State.STOPPED) and book.head.step < book.step:
         step += f"; its newest checkpoint is of step {book.head.step}"
     _line(console, f"{status.experiment}: run {status.run} is {state}, {step}")
     _line(console, status.url)
+    if status.silence is not None and not status.state.ended:
+        _line(console, f"last heartbeat {span(status.silence)} ago")
     _say_parts(console, status.parts)
     console.print()
     console.print("Attempts (UTC):")
-    console.print(_attempts_table(book.attempts))
+    open_state = status.state if status.silence is not None else "not ended"
+    console.print(_attempts_table(book.attempts, open_state))
     if wait:
         _line(console, f"the next is {_waited(wait)}")
         _say_serial(console, wait)
@@ -325,7 +334,7 @@ def _say_warnings(console: Terminal, attempts: tuple[Attempt, ...]) -> None:
         _line(console, f"warning: {warning}")
 
 
-def _span(length: timedelta) -> str:
+def span(length: timedelta) -> str:
     """A duration in words."""
     seconds = round(length.total_seconds())
     days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
@@ -347,6 +356,45 @@ def _say_serial(console: Terminal, wait: Wait | None) -> None:
 def _waited(wait: Wait) -> str:
     since = f" since {wait.since:%H:%M:%S}" if wait.since else ""
     return f"{wait.what}{since}" + (f": {wait.why}" if wait.why else "")
+
+
+def show_overview(found: Overview) -> None:
+    """All runs, one a line, and what could not be read."""
+    console = Terminal()
+    table = Table(box=None, pad_edge=False)
+    for name in ("experiment", "run", "state"):
+        table.add_column(name)
+    for name in ("step", "steps/s", "left", "heartbeat", "cost"):
+        table.add_column(name, justify="right")
+    for line in found.lines:
+        table.add_row(line.status.experiment, line.status.run, *_cells(line))
+    if found.lines:
+        console.print(table)
+    if found.without:
+        _line(console, f"no VM has worked on it yet: {', '.join(found.without)}")
+    if not (found.lines or found.without or found.unread):
+        _line(console, "no experiments yet; outlast up starts one")
+    show_unread(found.unread)
+
+
+def show_unread(sentences: Sequence[str]) -> None:
+    """What could not be read, on stderr."""
+    for sentence in sentences:
+        _line(Terminal(stderr=True), f"outlast: {sentence}")
+
+
+def _cells(line: Line) -> list[str]:
+    status, book = line.status, line.status.history
+    total = f" of {book.total}" if book and book.total else ""
+    works = status.left is not None or (status.silence is not None and not status.state.ended)
+    return [
+        status.state,
+        f"{book.step}{total}" if book else "",
+        f"{book.rate:.3g}" if book and book.rate and works else "",
+        span(status.left) if status.left is not None else "",
+        f"{span(status.silence)} ago" if status.silence is not None and works else "",
+        line.cost,
+    ]
 
 
 def show_costs(costs: Costs) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base.exits import State
-from outlast.base.suggest import nearest
+from outlast.base.suggest import did_you_mean, nearest
 from outlast.base.visible import one_line, visible
 from outlast.bucket import pages
 from outlast.bucket.data import CACHE_VARIABLE, DataError, user_cache
@@ -24,9 +24,12 @@ from outlast.bucket.part_results import result_of
 from outlast.bucket.parts import DONE_TAG, Part, is_done, own_step, parts_of, shown
 from outlast.bucket.rows import read_rows
 from outlast.bucket.store import Store, StoreError, open_store
+from outlast.cli import experiments
 from outlast.cli.errors import (
+    CloudError,
     EngineError,
     NoEngine,
+    NotUp,
     OperateError,
     UsageError,
     about,
@@ -38,8 +41,9 @@ from outlast.spec.pin import Pin
 from outlast.spec.result import METRICS_FILE
 
 BEST = "best"
-BUCKET_VARIABLE = "OUTLAST_BUCKET"
 SHOWN_ROWS = 20
+SHOWN_NAMES = 20
+"""How many experiments a message lists."""
 
 
 class Table(Sequence[Mapping[str, Any]]):
@@ -302,8 +306,9 @@ def find(where: str | Path, *, bucket: str | None = None) -> Place:
     """Finds a run by an experiment's name, a ``gs://`` path or a folder.
 
     An experiment is looked for in ``bucket``, else in the bucket that OUTLAST_BUCKET names, else in
-    the outputs of the Pulumi stack of that name; of several runs, the newest one is used. A
-    ``gs://`` path is a run's or an experiment's. Raises UsageError or OperateError if there is no
+    the outputs of the Pulumi stack of that name, else (also after a destroy) in the buckets that
+    the settings of this project's stacks name; of several runs, the newest one is used. A ``gs://``
+    path is a run's or an experiment's. Raises UsageError or OperateError if there is no
     run.
     """
     text = os.fspath(where)
@@ -317,30 +322,65 @@ def find(where: str | Path, *, bucket: str | None = None) -> Place:
             f"{text!r}: is not an experiment, folder or gs:// path; an experiment's name matches "
             f"{EXPERIMENT_PATTERN.pattern}, a folder in this one is written ./{text}"
         )
-    bucket = bucket or os.environ.get(BUCKET_VARIABLE)
-    if bucket:
-        name = bucket.removeprefix("gs://").strip("/")
-        return _in_bucket(text, name, f"experiments/{text}")
+    if bucket or os.environ.get(experiments.BUCKET_VARIABLE):
+        name = experiments.bucket_name(bucket or os.environ[experiments.BUCKET_VARIABLE])
+        return _in_bucket(text, name, f"{experiments.ROOT}{text}")
+    return _of_experiment(text)
+
+
+def _of_experiment(name: str) -> Place:
+    """The run of the stack of that name; without such a stack, or if it is not up, the
+    experiment's newest run in the buckets that this project's stacks use.
+    """
     from outlast.cli import engine, stack
 
     try:
-        deployed = stack.find(text)
+        deployed = stack.find(name)
+        return Place(name, deployed.store(), deployed.layout, group=deployed.group)
+    except NotUp:
+        why = "the stack of that name is not up"
+    except NoEngine:
+        why = "there is no pulumi on PATH that could know a stack of that name"
     except EngineError as error:
-        there = _no_run(Path(text))
-        near = (
-            _near(Path(text))
-            or f"name a stack, the folder of a run, or gs://BUCKET/experiments/{text}"
-        )
-        if isinstance(error, NoEngine):
-            what = "there is no pulumi on PATH that could know a stack of that name"
-        elif engine.NO_STACK in str(error):
-            what = "there is no stack of that name"
-        else:
+        if engine.NO_STACK not in str(error):
             raise EngineError(
-                f"{text}: {there}, and no stack of that name was found: {error}"
+                f"{name}: {_no_run(Path(name))}, and no stack of that name was found: {error}"
             ) from None
-        raise UsageError(f"{text}: {there}, and {what}; {near}") from None
-    return Place(text, deployed.store(), deployed.layout, group=deployed.group)
+        why = "there is no stack of that name"
+    by_stack = {one.stack: one for one in experiments.settings()}
+    experiment = by_stack[name].experiment if name in by_stack else name
+    known = {*by_stack}
+    looked: list[str] = []
+    unread: list[str] = []
+    for bucket, of in experiments.buckets().items():
+        try:
+            store = experiments.open_bucket(bucket, of)
+            if place := _newest(name, store, f"{experiments.ROOT}{experiment}"):
+                return place
+            known.update(experiments.names(store))
+            looked.append(store.url)
+        except CloudError:
+            raise
+        except (StoreError, OperateError) as error:
+            unread.append(about(f"gs://{bucket}", error))
+    why = f"{name}: {_no_run(Path(name))}, and {why}"
+    if looked:
+        why += f"; {' and '.join(looked)} has no run of it"
+    if unread:  # It may be there.
+        raise OperateError("; ".join([why, *unread]))
+    raise UsageError(f"{why}; {_instead(name, sorted(known))}")
+
+
+def _instead(name: str, known: Sequence[str]) -> str:
+    """What to do about a name without runs, and which names there are."""
+    if name in known:
+        return f"outlast up {name} starts one"
+    if near := _near(Path(name)):
+        return near
+    more = f" and {len(known) - SHOWN_NAMES} more" if len(known) > SHOWN_NAMES else ""
+    there = f"there are {', '.join(known[:SHOWN_NAMES])}{more}" if known else ""
+    other = f"name a stack, the folder of a run, or gs://BUCKET/{experiments.ROOT}{name}"
+    return "; ".join(filter(None, [did_you_mean(name, known), there])) or other
 
 
 def find_damaged(where: str) -> Place:
@@ -395,22 +435,24 @@ def _near(folder: Path) -> str:
 
 def _in_bucket(name: str, bucket: str, path: str) -> Place:
     try:
-        store = open_store(f"gs://{bucket}")
-        found = [
-            item
-            for item in store.list(f"{path}/" if path else "experiments/")
-            if item.path.rpartition("/")[2] == "HEAD"
-        ]
+        store = experiments.open_bucket(bucket)
+        if place := _newest(name, store, path):
+            return place
+        known = [] if name.startswith("gs://") else experiments.names(store)
     except StoreError as error:  # it names the bucket
         raise OperateError(about(name, error)) from None
-    except Exception as error:  # credentials and addresses fail in their libraries' own ways
-        raise OperateError(f"{name}: its bucket {bucket} cannot be read: {error}") from None
+    where = "" if name.startswith("gs://") else f" in gs://{bucket}/{path}"
+    meant = did_you_mean(name, known, otherwise="check the name")
+    raise UsageError(f"{name}: there is no run{where}; {meant}")
+
+
+def _newest(name: str, store: Store, path: str) -> Place | None:
+    """The run at a path whose HEAD is newest. Raises StoreError."""
+    paths = [path] if path else [f"{experiments.ROOT}{one}" for one in experiments.names(store)]
+    found = [run for one in paths for run in experiments.runs_of(store, one)]
     if not found:
-        where = "" if name.startswith("gs://") else f" in gs://{bucket}/{path}"
-        raise OperateError(f"{name}: there is no run{where}; check the name")
-    newest = max(found, key=lambda item: item.updated)
-    prefix, _, run = newest.path.removesuffix("/HEAD").rpartition("/")
-    return Place(name, store, Layout(prefix, run))
+        return None
+    return Place(name, store, max(found, key=lambda run: run.head.updated).layout)
 
 
 def _safe_step(head: Head) -> int:

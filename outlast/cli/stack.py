@@ -2,18 +2,17 @@
 
 import json
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from outlast.base.retry import BRIEF
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import EXPERIMENT_PATTERN, Layout, is_run_path
 from outlast.bucket.store import Store, StoreError, open_store
 from outlast.cli import engine
-from outlast.cli.errors import OperateError, UsageError, about
+from outlast.cli.endpoint import check_local_cloud
+from outlast.cli.errors import NotUp, OperateError, UsageError, about
 from outlast.cloud import credentials
 from outlast.cloud.compute import Group
 
@@ -40,7 +39,7 @@ class Deployed:
 
     def store(self) -> Store:
         """The run's bucket. Raises OperateError if it cannot be opened."""
-        _check_local_cloud()
+        check_local_cloud()
         try:
             return open_store(f"gs://{self.bucket}")
         except (StoreError, ValueError) as error:
@@ -48,7 +47,7 @@ class Deployed:
 
 
 def find(stack: str) -> Deployed:
-    """The stack in the shell's own backend. Raises OperateError if it is not up."""
+    """The stack in the shell's own backend. Raises NotUp if it is not up, and EngineError."""
     if is_run_path(stack):
         raise UsageError(
             f"{stack}: is a run's folder, must be a stack's name; a run without a stack resumes "
@@ -64,7 +63,7 @@ def find(stack: str) -> Deployed:
     outputs = json.loads(text)
     missing = {"bucket", "prefix", "run", "resume", "owner"} - set(outputs)
     if missing:
-        raise OperateError(f"stack {stack}: is not up; run pulumi up first.")
+        raise NotUp(f"stack {stack}: is not up; run pulumi up first.")
     return Deployed(
         stack=stack,
         bucket=outputs["bucket"],
@@ -104,18 +103,3 @@ def _group(outputs: Mapping[str, Any]) -> Group | None:
         return None
     place = f"zones/{zone}" if zone else f"regions/{region}"
     return Group(outputs["project"], place, outputs["group"])
-
-
-def _check_local_cloud() -> None:
-    """Reports a stopped local cloud at once, instead of after all retries."""
-    address = os.environ.get("STORAGE_EMULATOR_HOST")
-    if not address:
-        return
-    parts = urlsplit(address if "//" in address else f"//{address}")
-    try:
-        socket.create_connection((parts.hostname or "", parts.port or 80), timeout=5).close()
-    except (OSError, ValueError):
-        raise OperateError(
-            f"STORAGE_EMULATOR_HOST {address}: nothing answers there; start the local cloud: "
-            'eval "$(outlast cloud start)".'
-        ) from None

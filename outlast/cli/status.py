@@ -8,13 +8,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from outlast.base.codec import format_time
-from outlast.base.exits import State
 from outlast.bucket import history, pages
 from outlast.bucket.head import HeadError
 from outlast.bucket.history import Boot, History
 from outlast.bucket.layout import Layout
 from outlast.bucket.parts import parts_of, table
-from outlast.bucket.standing import is_expired
+from outlast.bucket.standing import Standing, standing
 from outlast.bucket.store import NotFound, Store, StoreError
 from outlast.bucket.transfer import in_parallel, small_reads
 from outlast.cli import boots
@@ -58,16 +57,28 @@ class Status:
         return f"{self.home}/{end.result.path}" if end and end.result else None
 
     @property
-    def state(self) -> str:
-        """HEAD's state; `expired` for a run that is open past its deadline; without HEAD, what the
-        run waits for.
-        """
-        if self.history is None:
-            return self.wait.what if self.wait else boots.BootState.WAITING
-        head = self.history.head
-        if is_expired(head, self.now):
-            return "expired"
-        return head.state
+    def state(self) -> Standing:
+        """How the run stands."""
+        book = self.history
+        newest = book.attempts[-1] if book and book.attempts else None
+        wait = self.wait.what if self.wait else None
+        return standing(book.head if book else None, newest, self.now, wait)
+
+    @property
+    def started(self) -> datetime:
+        """When its first attempt, or else its first boot, began; for an order of runs."""
+        if self.history is not None:
+            return self.history.head.started
+        return self.wait.since if self.wait and self.wait.since else self.now
+
+    @property
+    def silence(self) -> timedelta | None:
+        """Since the last sign of life of an attempt that has not ended; None if there is none."""
+        book = self.history
+        newest = book.attempts[-1] if book and book.attempts else None
+        if newest is None or newest.reason is not None or newest.seen is None:
+            return None
+        return max(self.now - newest.seen, timedelta())
 
     @property
     def left(self) -> timedelta | None:
@@ -77,7 +88,7 @@ class Status:
         book = self.history
         if book is None or not (book.attempts and book.total and book.rate):
             return None
-        if self.state != State.OPEN or book.attempts[-1].reason is not None:
+        if self.state not in (Standing.RUNNING, Standing.SILENT):
             return None
         return timedelta(seconds=max(0, book.total - book.step) / book.rate)
 
@@ -97,7 +108,9 @@ class Status:
             "waits": self.wait.as_json() if self.wait else None,
             "deadline": format_time(book.head.deadline) if book else None,
             "attempts": [a.as_json() for a in book.attempts] if book else [],
+            "rate": book.rate if book else None,
             "left_sec": None if self.left is None else round(self.left.total_seconds()),
+            "silent_sec": None if self.silence is None else round(self.silence.total_seconds()),
             "metrics": {name: last.value for name, last in self.metrics.items()},
             "metric_steps": {name: last.step for name, last in self.metrics.items()},
             "result": self.result,
@@ -110,7 +123,7 @@ def read(place: Place) -> Status:
     store, layout = place.store, place.layout
     try:
         book = history.read(store, layout)
-        booted = history.read_boots(store, layout)
+        booted = history.read_boots(store, layout, book.booted if book else None)
         parts = _parts(store, layout, book)
         last = _last_metrics(store, book, [part["part"] for part in parts])
         now = store.now()

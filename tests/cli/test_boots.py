@@ -8,9 +8,9 @@ import pytest
 
 from outlast.base.exits import BOOT_SEC, Reason
 from outlast.bucket.history import Boot
+from outlast.bucket.standing import Standing
 from outlast.cli import boots
 from outlast.cli.boots import (
-    BootState,
     Refusal,
     Seen,
     Vm,
@@ -150,7 +150,7 @@ NOTHING = "1 boot has failed, the last with setup-failed"
 )
 def test_what_is_waited_for(recorded, seen, what, since, why):
     found = wait_of(recorded, seen, now=NOW)
-    assert (found.what, found.since, found.why) == (BootState(what), since, why)
+    assert (found.what, found.since, found.why) == (Standing(what), since, why)
 
 
 ANSWERS: dict[str, Any] = {
@@ -202,11 +202,11 @@ def test_what_a_group_says(monkeypatch: pytest.MonkeyPatch):
     port = "GET zones/z/instances/g-1/serialPort?start=-8192"
     text = "half\n\x1b[0;32m  OK  \x1b[0m Started cron\r\n\n2026 error read-metadata no key\n"
     answers[port] = {"contents": text}
-    never = boots.Wait(BootState.NEVER_STARTED, None, "")
+    never = boots.Wait(Standing.NEVER_STARTED, None, "")
     said = boots.with_serial(never, GROUP, vm)
     assert said.serial == ("OK   Started cron", "2026 error read-metadata no key")
     assert said.as_json()["serial"] == list(said.serial)
-    booting = boots.Wait(BootState.BOOTING, None, "")
+    booting = boots.Wait(Standing.BOOTING, None, "")
     assert boots.with_serial(booting, GROUP, vm) is booting
     answers[port] = CannotAsk(403, "no")
     assert boots.with_serial(never, GROUP, vm) is never

@@ -89,7 +89,7 @@ ATTEMPTS = (
 
 
 def book(**changes) -> History:
-    whole = History(head=head(), attempts=ATTEMPTS, boots=3, first_boot=START, total=90, rows=())
+    whole = History(head=head(), attempts=ATTEMPTS, booted={"boots/1": START}, total=90, rows=())
     return replace(whole, **changes)
 
 

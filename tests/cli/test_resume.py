@@ -14,6 +14,7 @@ import pytest
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import Checkpoint, End, Head, Result, read_head
 from outlast.bucket.layout import AttemptEnd, BootEnd, Layout
+from outlast.bucket.standing import Standing
 from outlast.bucket.store import MemoryStore, open_store
 from outlast.cli import (
     boots,
@@ -259,7 +260,7 @@ def test_an_open_run_says_what_its_next_attempt_waits_for(monkeypatch):
     assert wait_shown() is None  # the VM of the attempt
     seen[0] = boots.Seen(START, 1, None, (boots.Refusal(now, "STOCKOUT", ""),))
     assert wait_shown() == boots.Wait(
-        boots.BootState.WAITING, now, "its group cannot create a VM: STOCKOUT (tries: 1)"
+        Standing.WAITING, now, "its group cannot create a VM: STOCKOUT (tries: 1)"
     )
     later = now + timedelta(minutes=1)
     seen[0] = boots.Seen(START, 1, boots.Vm("vm", "2", later))
@@ -329,7 +330,7 @@ def test_a_stopped_local_cloud_is_said_at_once(monkeypatch):
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
-    with pytest.raises(OperateError, match="nothing answers there; start the local cloud"):
+    with pytest.raises(OperateError, match="is stopped: nothing answers there; start one"):
         Deployed("dev", "b", LAYOUT, 0, "o/p/s").store()
 
 

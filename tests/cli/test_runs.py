@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.machinery
+import os
 import shutil
 import sys
 import types
@@ -12,16 +13,19 @@ import pytest
 
 import outlast
 from outlast import notebook
+from outlast.base import folders
 from outlast.bucket.head import read_head
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import FolderStore, GcsStore
 from outlast.cli import (
+    costs,
     engine,
+    experiments,
     runs,
     stack,
     status,
 )
-from outlast.cli.errors import EngineError, OperateError, UsageError
+from outlast.cli.errors import CloudError, EngineError, NotUp, OperateError, UsageError
 from outlast.cli.runs import Table
 from tests.loop import programs
 from tests.stores import BUCKET, storage_api  # noqa: F401  a fixture
@@ -195,8 +199,11 @@ def test_a_name_that_is_nothing_says_what_was_looked_for(
     monkeypatch.delenv("OUTLAST_BUCKET", raising=False)
     with pytest.raises(UsageError) as caught:
         outlast.open("first")
-    meant = "name a stack, the folder of a run, or gs://BUCKET/experiments/first"
-    assert str(caught.value) == f"first: no such folder, and {NO_PULUMI}; {meant}"
+    assert str(caught.value) == f"first: no such folder, and {NO_PULUMI}; there are dev"
+    monkeypatch.setattr(folders, "PACKAGE", tmp_path / "package")  # no project at all
+    with pytest.raises(EngineError, match="go to your project, or create one with outlast init"):
+        outlast.open("first")
+    monkeypatch.setattr(experiments, "settings", tuple)
 
     def unknown(name: str) -> None:
         raise EngineError(f"{engine.NO_STACK} 'first' found")
@@ -204,6 +211,7 @@ def test_a_name_that_is_nothing_says_what_was_looked_for(
     monkeypatch.setattr(stack, "find", unknown)
     with pytest.raises(UsageError) as caught:
         outlast.open("first")
+    meant = "name a stack, the folder of a run, or gs://BUCKET/experiments/first"
     assert str(caught.value) == (
         f"first: no such folder, and there is no stack of that name; {meant}"
     )
@@ -222,29 +230,41 @@ def test_what_is_damaged_is_not_shown(trained: Path, tmp_path: Path, cache: Path
     assert [path.name for path in (cache / "results").iterdir()] == [kept.name]
 
 
-@pytest.fixture
-def uploaded(trained: Path, storage_api: str, monkeypatch: pytest.MonkeyPatch) -> GcsStore:  # noqa: F811
+@pytest.fixture(scope="module")
+def uploaded_once(trained: Path, storage_api: str) -> None:  # noqa: F811
     """The finished run, in a bucket."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", storage_api)
+        patch.delenv("GCE_METADATA_HOST", raising=False)
+        store, source = GcsStore(BUCKET), FolderStore(trained / "run")
+        generations = {}
+        for item in source.list(""):
+            if item.path != "HEAD":
+                written = store.put(f"{PREFIX}/{item.path}", source.get(item.path)[0])
+                generations[item.path] = written.generation
+        head = read_head(source, Layout("", "")).head
+        assert head.end is not None and head.end.result is not None
+        result = dataclasses.replace(
+            head.end.result,
+            path=f"{PREFIX}/{head.end.result.path}",
+            generation=generations[f"{head.end.result.path}RESULT.json"],
+        )
+        chain = [dataclasses.replace(entry, path=f"{PREFIX}/{entry.path}") for entry in head.chain]
+        end = dataclasses.replace(head.end, result=result)
+        head = dataclasses.replace(head, end=end, chain=tuple(chain))
+        store.put(f"{PREFIX}/HEAD", head.to_json())
+        store.close()
+
+
+@pytest.fixture
+def uploaded(
+    uploaded_once: None,
+    storage_api: str,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> GcsStore:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage_api)
     monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
-    store, source = GcsStore(BUCKET), FolderStore(trained / "run")
-    generations = {}
-    for item in source.list(""):
-        if item.path != "HEAD":
-            written = store.put(f"{PREFIX}/{item.path}", source.get(item.path)[0])
-            generations[item.path] = written.generation
-    head = read_head(source, Layout("", "")).head
-    assert head.end is not None and head.end.result is not None
-    result = dataclasses.replace(
-        head.end.result,
-        path=f"{PREFIX}/{head.end.result.path}",
-        generation=generations[f"{head.end.result.path}RESULT.json"],
-    )
-    chain = [dataclasses.replace(entry, path=f"{PREFIX}/{entry.path}") for entry in head.chain]
-    end = dataclasses.replace(head.end, result=result)
-    head = dataclasses.replace(head, end=end, chain=tuple(chain))
-    store.put(f"{PREFIX}/HEAD", head.to_json())
-    return store
+    return GcsStore(BUCKET)
 
 
 def test_a_run_in_a_bucket(
@@ -327,3 +347,107 @@ def test_a_library_that_runs_what_a_crafted_file_holds_reads_none(
         RuntimeError, match=f"^{library} .* runs programs .*; install {needs} or la"
     ):
         notebook._READERS[Path(name).suffix](tmp_path / name)
+
+
+SETTINGS = """\
+config:
+  gcp:project: mine
+  outlast:bucket: runs
+  outlast:experiment: exp
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with one stack, whose experiment has another name, and no stack that is up."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "Pulumi.yaml").write_text("name: mine\nruntime: python\n")
+    (folder / "Pulumi.first.yaml").write_text(SETTINGS)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("OUTLAST_BUCKET", raising=False)
+
+    def destroyed(name: str) -> None:
+        raise NotUp(f"stack {name}: is not up; run pulumi up first.")
+
+    monkeypatch.setattr(stack, "find", destroyed)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["first", "exp"])
+def test_a_run_of_a_destroyed_stack_is_found_by_its_name(
+    uploaded: GcsStore, project: Path, name: str
+) -> None:
+    """By the stack's name and by the experiment's, with everything that reads a run."""
+    assert outlast.open(name).url == f"gs://{BUCKET}/{PREFIX}/"
+    assert status.read(runs.find(name)).state == "done"
+    assert costs.count(runs.find(name)).state == "done"
+    uploaded.close()
+
+
+def test_a_name_without_runs_is_answered_with_those_that_have_some(
+    uploaded: GcsStore, project: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        runs.find("expp")
+    assert str(caught.value) == (
+        "expp: no such folder, and the stack of that name is not up; gs://runs has no run of it;"
+        " did you mean exp?; there are exp, first"
+    )
+    (project / "Pulumi.other.yaml").write_text("config: {outlast:bucket: runs}")
+    with pytest.raises(UsageError, match="gs://runs has no run of it; outlast up other starts one"):
+        runs.find("other")
+    uploaded.close()
+
+
+def test_a_bucket_that_cannot_be_read_is_not_a_mistake_in_the_call(
+    uploaded: GcsStore, project: Path
+) -> None:
+    (project / "Pulumi.other.yaml").write_text("config: {outlast:bucket: nowhere}")
+    with pytest.raises(OperateError, match="gs://nowhere: there is no such bucket") as caught:
+        runs.find("gone")
+    assert not isinstance(caught.value, UsageError)
+    uploaded.close()
+
+
+def test_settings_lead_to_the_bucket_as_in_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OUTLAST_BUCKET", raising=False)
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    texts = {
+        "Pulumi.yaml": "name: p\nconfig:\n  gcp:project: {value: common}\n  a: {type: string}\n",
+        "Pulumi.plain.yaml": "config: {gcp:project: own}",
+        "Pulumi.base.yaml": "config: {outlast:part: foundation, outlast:bucket: shared}",
+        "Pulumi.small.yaml": "config: {outlast:foundation: organization/p/base}",
+        "Pulumi.secret.yaml": "config: {outlast:bucket: {secure: v1}}",
+        "Pulumi.local.yaml": "config: {gcp:project: outlast-rehearsal}",
+        "Pulumi.torn.yaml": "config: [",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    found = {one.stack: one.bucket for one in experiments.settings()}
+    assert found == {
+        "plain": "own-outlast",
+        "small": "shared",
+        "secret": "common-outlast",
+        "local": "",  # there is no such project outside of a local cloud
+        "torn": "common-outlast",
+    }
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    assert {one.stack: one.bucket for one in experiments.settings()}["local"]
+    monkeypatch.setenv("OUTLAST_BUCKET", "gs://given/")
+    assert experiments.buckets() == {"given": ""}
+
+
+def test_a_stopped_local_cloud_is_named_at_once(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    for where in ("first", "gs://runs/experiments/exp"):
+        with pytest.raises(CloudError, match=r"is stopped: .* start one: eval"):
+            runs.find(where)
+    for call in (engine.run_engine, engine.show_engine):
+        with pytest.raises(CloudError, match="is stopped"):
+            call(["up"], env=os.environ)

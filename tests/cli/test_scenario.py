@@ -192,7 +192,7 @@ def test_in_a_long_silence_it_is_said_where_each_run_is(
     rehearsal.stack_runs[0].outputs = {"run": "0123456789"}
     rehearsal.say_where()
     living = replace(attempt(1, 0, 9, 0, Reason.DONE), end=None, reason=None)
-    book = History(head(state=State.OPEN, end=None), (living,), 1, None, 90, (), "search")
+    book = History(head(state=State.OPEN, end=None), (living,), {}, 90, (), "search")
     rehearsal.stack_runs[0].note(book)
     rehearsal.say_where()
     rehearsal.stack_runs[0].note(replace(book, total=None, phase=""))

@@ -76,7 +76,7 @@ def test_a_run_survives_every_change(stack: Project, store: Store):
     stack.configure(trainer="dummy", args=SLOW, checkpointEvery="1s")
     stack.outlast("up", "dev")
     status = json.loads(stack.outlast("status", "dev", "--json"))
-    assert status["state"] in ("booting", "waiting", "open"), status
+    assert status["state"] in ("booting", "waiting", "running"), status
     walk = Walk(stack, store)
     first, born = walk.commits(after=0)
 

@@ -133,7 +133,7 @@ def test_an_open_run_lives_through_the_upgrade(stack: Project, store: Store, tmp
     moved = run.wait(lambda head: head.step > before.step, "no checkpoint after the upgrade")
     assert moved.term == before.term
     status = json.loads(stack.outlast("status", "dev", "--json"))
-    assert status["state"] == "open"
+    assert status["state"] == "running"
 
     # The next VM has the new code, resumes from that checkpoint, and ends with the same bytes.
     stack.cloud.act(vm["name"], "preempt")

@@ -1,6 +1,7 @@
 """`outlast status`."""
 
 import json
+import sys
 
 import click
 
@@ -8,19 +9,45 @@ from outlast.cli.terminal import say
 
 
 @click.command()
-@click.argument("experiment")
+@click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def status(experiment: str, as_json: bool) -> None:
-    """Show a run's state and attempts, from its records in the bucket.
+def status(experiments: tuple[str, ...], as_json: bool) -> None:
+    """Show how runs stand: state, attempts, last value of each metric, time left.
 
-    EXPERIMENT may also be a run's folder or gs:// path.
+    Without an EXPERIMENT, all are listed, as by outlast list. It may also be a run's folder or
+    gs:// path. The records are in the bucket, so it works after a destroy too. A VM is silent after
+    three missed heartbeats, and lost once another may take over.
+
+    \b
+    outlast status first second
+    outlast status first --json | jq .state
     """
     from outlast.cli import runs
     from outlast.cli import status as states
-    from outlast.cli.render import show_status
+    from outlast.cli.commands.list import list as list_runs
+    from outlast.cli.errors import OperateError
+    from outlast.cli.render import show_status, show_unread
 
-    found = states.read(runs.find(experiment))
+    if not experiments:
+        list_runs.callback(mine=False, every=False, as_json=as_json)  # type: ignore[misc]
+        return
+    found: list[states.Status] = []
+    errors: list[OperateError] = []
+    for experiment in experiments:
+        try:
+            found.append(states.read(runs.find(experiment)))
+        except OperateError as error:
+            if len(experiments) == 1:
+                raise
+            errors.append(error)
     if as_json:
-        say(json.dumps(found.as_json(), indent=2))
+        given = [one.as_json() for one in found]
+        say(json.dumps(given[0] if len(experiments) == 1 else given, indent=2))
     else:
-        show_status(found)
+        for number, one in enumerate(found):
+            if number:
+                say("")
+            show_status(one)
+    show_unread([str(error) for error in errors])
+    if errors:
+        sys.exit(errors[0].exit_code)

@@ -1,0 +1,34 @@
+"""`outlast list`."""
+
+import json
+import sys
+
+import click
+
+from outlast.cli.terminal import say
+
+
+@click.command()
+@click.option("--mine", is_flag=True, help="Only experiments of stacks with settings here.")
+@click.option("--every", is_flag=True, help="Every run, not only each experiment's newest.")
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+def list(mine: bool, every: bool, as_json: bool) -> None:
+    """List the runs: state, step, steps a second, time left, last heartbeat, cost so far.
+
+    They are read from the buckets that the settings of this project's stacks name, or from the one
+    that OUTLAST_BUCKET names; no stack has to be up. Exit code 1: something could not be read.
+
+    \b
+    outlast list --mine
+    outlast list --json | jq -r '.[] | select(.state == "silent").experiment'
+    """
+    from outlast.cli import overview
+    from outlast.cli.render import show_overview, show_unread
+
+    found = overview.read(mine=mine, every=every)
+    if as_json:
+        say(json.dumps([line.as_json() for line in found.lines], indent=2))
+        show_unread(found.unread)
+    else:
+        show_overview(found)
+    sys.exit(1 if found.unread else 0)
