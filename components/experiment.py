@@ -18,7 +18,7 @@ from outlast.components.vm_template import VmTemplate
 from outlast.dynamic.run_pin import RunPin
 from outlast.settings import Code, Settings
 from outlast.settings.experiment_args import ExperimentArgs
-from outlast.spec import startup_script
+from outlast.spec import labels, startup_script
 
 
 class Experiment(StackComponent):
@@ -90,7 +90,8 @@ def _declare(base: Shared, code: Code) -> dict[str, Any]:
     if config.network_rules.tagged:
         VmAccess("access", {
             "project": config.project, "network": base.network, "tag": config.tags[0],
-            "health_port": config.health_port, "ssh": config.network_rules.ssh}, opts)  # fmt: skip
+            "health_port": config.health_port, "ssh": config.network_rules.ssh,
+            "mark": labels.mark(config.labels)}, opts)  # fmt: skip
     identity = base.identity()
     bundle = None
     if config.delivery != "image" or (config.recipe and config.recipe.trainers):
@@ -178,7 +179,8 @@ def _group(
     config, health = base.config, None
     if config.network_rules.checked:
         health = HealthCheck("health", {
-            "project": config.project, "port": config.health_port}, base.opts)  # fmt: skip
+            "project": config.project, "port": config.health_port,
+            "mark": labels.mark(config.labels)}, base.opts)  # fmt: skip
     return HealingGroup("trainer", {
         "project": config.project, "zone": config.zone, "region": config.region,
         "zones": config.zones, "machine_types": (config.machine_type, *config.machine_types),

@@ -1,9 +1,11 @@
 """The health check: how the group asks its VMs whether they make progress."""
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import pulumi
 from pulumi_gcp import compute
+
+from outlast.spec import labels
 
 INTERVAL_SEC = 10
 """Seconds between two checks, and their limit, which the platform does not allow to be longer
@@ -20,6 +22,9 @@ class HealthCheckArgs(TypedDict):
     project: pulumi.Input[str]
     port: int
     """Port of the VM's health process."""
+    mark: NotRequired[str]
+    """Ends the descriptions: names the stack, so that `outlast destroy` finds what a damaged state
+    has lost."""
 
 
 class HealthCheck(pulumi.ComponentResource):
@@ -38,7 +43,9 @@ class HealthCheck(pulumi.ComponentResource):
         check = compute.HealthCheck(
             f"{name}-check",
             project=args["project"],
-            description="Outlast: whether a VM makes progress",
+            description=labels.described(
+                "Outlast: whether a VM makes progress", args.get("mark", "")
+            ),
             check_interval_sec=INTERVAL_SEC,
             timeout_sec=INTERVAL_SEC,
             healthy_threshold=1,

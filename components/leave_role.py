@@ -1,11 +1,11 @@
 """The one thing that a VM may do to groups: leave its own."""
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import pulumi
 from pulumi_gcp import projects
 
-from outlast.spec import permissions
+from outlast.spec import labels, permissions
 
 
 class LeaveRoleArgs(TypedDict):
@@ -16,6 +16,9 @@ class LeaveRoleArgs(TypedDict):
     """Name of the experiment or foundation. Plain str: the role's id is derived from it."""
     week: str
     """The current week, such as `2026w49`. Plain str: part of a new role's id."""
+    mark: NotRequired[str]
+    """Ends the descriptions: names the stack, so that `outlast destroy` finds what a damaged state
+    has lost."""
 
 
 class LeaveRole(pulumi.ComponentResource):
@@ -40,7 +43,7 @@ class LeaveRole(pulumi.ComponentResource):
             role_id=role_id(args["stack"], args["week"]),
             project=args["project"],
             title=f"Outlast: leave the group ({args['stack']})",
-            description="Lets a VM find itself in its managed instance group and leave it.",
+            description=labels.described("Lets a VM leave its group", args.get("mark", "")),
             permissions=list(permissions.LEAVE_GROUP),
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=["roleId"]),
         )

@@ -5,7 +5,7 @@ from typing import NotRequired, TypedDict
 import pulumi
 from pulumi_gcp import compute
 
-from outlast.spec import network_rules
+from outlast.spec import labels, network_rules
 
 
 class NetworkArgs(TypedDict):
@@ -15,6 +15,9 @@ class NetworkArgs(TypedDict):
     region: pulumi.Input[str]
     ip_range: NotRequired[str]
     """Addresses of the subnetwork; the network is not connected to any other by itself."""
+    mark: NotRequired[str]
+    """Ends the descriptions: names the stack, so that `outlast destroy` finds what a damaged state
+    has lost."""
     nat: NotRequired[bool]
     """Whether VMs reach the internet. Plain bool: it decides what is declared."""
 
@@ -38,10 +41,11 @@ class Network(pulumi.ComponentResource):
     ) -> None:
         super().__init__("outlast:index:Network", name, {}, opts)
         child = pulumi.ResourceOptions(parent=self)
+        said = labels.described("Outlast: VMs without external addresses", args.get("mark", ""))
         network = compute.Network(
             f"{name}-vpc",
             project=args["project"],
-            description="Outlast: VMs without external addresses",
+            description=said,
             auto_create_subnetworks=False,
             opts=child,
         )
@@ -51,6 +55,7 @@ class Network(pulumi.ComponentResource):
             region=args["region"],
             network=network.id,
             ip_cidr_range=args.get("ip_range", network_rules.RANGE),
+            description=said,
             private_ip_google_access=True,
             opts=child,
         )
@@ -60,6 +65,7 @@ class Network(pulumi.ComponentResource):
                 project=args["project"],
                 region=args["region"],
                 network=network.id,
+                description=said,
                 opts=child,
             )
             compute.RouterNat(

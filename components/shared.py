@@ -16,6 +16,7 @@ from outlast.components.leave_role import LeaveRole
 from outlast.components.network import Network
 from outlast.components.vm_identity import VmIdentity
 from outlast.settings import Code, FoundBucket, Settings, SettingsError
+from outlast.spec import labels
 
 
 class _Process:
@@ -90,6 +91,7 @@ class Shared:
             "project": config.project, "experiment": config.experiment, "bucket": self.bucket,
             "prefix": config.prefix, "leave_role": self.leave_role, "reads": config.reads,
             "secrets": config.secret_owners, "account": config.service_account,
+            "mark": labels.mark(config.labels),
         }, self.opts)  # fmt: skip
 
     def bundle(self, code: Code) -> BundleObject:
@@ -140,13 +142,14 @@ def declare(config: Settings, found: FoundBucket, opts: pulumi.ResourceOptions) 
     if config.network_rules.isolated:
         network = Network("network", {
             "project": config.project, "region": config.region, "nat": config.network_rules.nat,
-            "ip_range": config.ip_range,
+            "ip_range": config.ip_range, "mark": labels.mark(config.labels),
         }, opts)  # fmt: skip
         shared.network, shared.subnetwork = network.network, network.subnetwork
         shared.resources.append(network)
     if not config.leave_role:
         role = LeaveRole("leave", {
             "project": config.project, "stack": config.experiment, "week": settings.week(),
+            "mark": labels.mark(config.labels),
         }, opts)  # fmt: skip
         shared.leave_role = role.role
         shared.resources.append(role)

@@ -1,12 +1,12 @@
 """Firewall rules: who may connect to a stack's VMs."""
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import pulumi
 from pulumi_gcp import compute
 
-from outlast.spec import network_rules
+from outlast.spec import labels, network_rules
 
 SSH_PORT = 22
 
@@ -21,6 +21,9 @@ class VmAccessArgs(TypedDict):
     """The VMs' network tag; the rules apply to these VMs only."""
     health_port: int
     """Port for the platform's health checks; 0 for none. Plain int: it decides what is declared."""
+    mark: NotRequired[str]
+    """Ends the descriptions: names the stack, so that `outlast destroy` finds what a damaged state
+    has lost."""
     ssh: bool
     """Whether Identity-Aware Proxy may forward SSH. Plain bool: it decides what is declared."""
 
@@ -52,7 +55,9 @@ class VmAccess(pulumi.ComponentResource):
             name,
             project=args["project"],
             network=args["network"],
-            description=f"Outlast: {whose}, to {args['tag']}",
+            description=labels.described(
+                f"Outlast: {whose}, to {args['tag']}", args.get("mark", "")
+            ),
             direction="INGRESS",
             allows=[{"protocol": "tcp", "ports": [str(port)]}],
             source_ranges=list(sources),

@@ -6,7 +6,7 @@ from typing import NotRequired, TypedDict
 import pulumi
 from pulumi_gcp import projects, secretmanager, serviceaccount, storage
 
-from outlast.spec import permissions
+from outlast.spec import labels, permissions
 from outlast.spec.account import account_id, short_digest
 
 
@@ -24,6 +24,9 @@ class VmIdentityArgs(TypedDict):
     account: NotRequired[str]
     """Address of an existing service account; empty: one is created. Plain str: it decides what is
     declared."""
+    mark: NotRequired[str]
+    """Ends the descriptions: names the stack, so that `outlast destroy` finds what a damaged state
+    has lost."""
     secrets: NotRequired[Sequence[tuple[str, str]]]
     """(project, name) of each secret that it may read. Plain strings: each becomes a binding."""
     reads: NotRequired[Sequence[str]]
@@ -57,6 +60,7 @@ class VmIdentity(pulumi.ComponentResource):
                 account_id=account_id(experiment),
                 project=args["project"],
                 display_name=f"Outlast VMs of {experiment}",
+                description=labels.described("Outlast: what VMs run as", args.get("mark", "")),
                 opts=pulumi.ResourceOptions(parent=self),
             ).email
         member = pulumi.Output.concat("serviceAccount:", email)

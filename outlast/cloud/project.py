@@ -5,7 +5,7 @@ Each endpoint comes from the provider's own variable, as in `compute.py`. A call
 
 import os
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -67,11 +67,11 @@ class Project:
         """Deletes a service account; its bindings stay in the policies."""
         self._call(IAM, "DELETE", f"projects/{self.project}/serviceAccounts/{email}")
 
-    def roles(self) -> Iterator[str]:
-        """Names of the custom roles, without deleted ones."""
+    def roles(self) -> Iterator[Json]:
+        """The custom roles, without deleted ones."""
         for role in self._listed(IAM, f"projects/{self.project}/roles", "roles"):
             if not role.get("deleted"):
-                yield str(role["name"])
+                yield role
 
     def delete_role(self, name: str) -> None:
         """Deletes a custom role. Google keeps its id for weeks."""
@@ -100,13 +100,18 @@ class Project:
 
     def grant(self, bucket: str, binding: Mapping[str, Any]) -> None:
         """Adds a binding to the bucket's policy."""
-        path = f"b/{bucket}/iam"
-        policy = self._call(STORAGE, "GET", f"{path}?optionsRequestedPolicyVersion=3")
+        policy = self.bucket_policy(bucket)
         bindings = [*(policy.get("bindings") or ()), binding]
-        self._call(
-            *(STORAGE, "PUT", path),
-            {**policy, "bindings": bindings, "version": POLICY_VERSION},
-        )
+        self.set_bucket_policy(bucket, {**policy, "bindings": bindings})
+
+    def bucket_policy(self, bucket: str) -> Json:
+        """The bucket's IAM policy."""
+        path = f"b/{bucket}/iam?optionsRequestedPolicyVersion={POLICY_VERSION}"
+        return self._call(STORAGE, "GET", path)
+
+    def set_bucket_policy(self, bucket: str, policy: Mapping[str, Any]) -> None:
+        """Replaces the bucket's policy, like `set_policy`."""
+        self._call(STORAGE, "PUT", f"b/{bucket}/iam", {**policy, "version": POLICY_VERSION})
 
     def delete_bucket(self, name: str) -> None:
         """Deletes a bucket with everything in it."""
@@ -151,6 +156,19 @@ class Project:
         return ask_google(
             method, base + path, body, what=path.partition("?")[0], timeout_sec=self._timeout_sec
         )
+
+
+def without_members(policy: Mapping[str, Any], unwanted: Callable[[str, str], bool]) -> Json:
+    """The policy without the members that `unwanted`, called with role and member, accepts; a
+    binding without members goes too."""
+    kept = [
+        {
+            **binding,
+            "members": [one for one in binding["members"] if not unwanted(binding["role"], one)],
+        }
+        for binding in policy.get("bindings") or ()
+    ]
+    return {**policy, "bindings": [binding for binding in kept if binding["members"]]}
 
 
 def managed_bucket(name: str, location: str, labels: Mapping[str, str]) -> Json:

@@ -29,6 +29,21 @@ def of_stack(project: str, stack: str, experiment: str, extra: Mapping[str, str]
     }
 
 
+def mark(labels: Mapping[str, str]) -> str:
+    """Names the stack at the end of the description of what can have no labels."""
+    return f"[{labels['project']}/{labels['stack']}/{labels['experiment']}]"
+
+
+def described(text: str, mark: str) -> str:
+    """A description with the stack's mark, if there is one."""
+    return f"{text} {mark}".rstrip()
+
+
+def has_mark(description: str | None, mark: str) -> bool:
+    """Whether a resource of this description is the stack's."""
+    return (description or "").endswith(f" {mark}")
+
+
 def of_shared(component: str) -> dict[str, str]:
     """The labels of resources that outlive a stack and serve many, without a stack's name."""
     return {"managed-by": MANAGED_BY, "component": component}

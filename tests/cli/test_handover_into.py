@@ -380,7 +380,7 @@ def test_where_it_may_not_go(
     third.url = "gs://third"
     with pytest.raises(HeadMoved, match=f"handed over to {place('gs://new', layout)}"):
         hand_over_into(origin, third, layout, NEW)
-    # From its new place it may go on, with its records' times.
+    # From its new place it may be handed over again; its records keep their times.
     hand_over_into(target, third, layout, "org/demo/third")
     found = history.read(third, layout)
     assert found is not None and found.attempts[0].start == START

@@ -39,7 +39,9 @@ COMMANDS = {
     "secrets create": _of(1, 1, "--replication-policy --data-file"),
     "secrets versions add": _of(1, 1, "--data-file"),
     "services enable": _of(1, 99),
-    "storage buckets update": _of(1, 99, "--soft-delete-duration", "--versioning --no-versioning"),
+    "storage buckets update": _of(
+        1, 99, "--soft-delete-duration --lifecycle-file", "--versioning --no-versioning"
+    ),
     "storage cp": _of(2, 99, "", "--recursive"),
     "storage rm": _of(1, 99, "", "--recursive"),
 }

@@ -14,9 +14,9 @@ from outlast.cli.terminal import say
 def destroy(experiment: str, flags: tuple[str, ...]) -> None:
     """Run pulumi destroy without its questions, after recovering from an interrupted update.
 
-    Groups, VMs and templates of the stack that its state has lost are found by their labels and
-    deleted too. The bucket is kept, with everything that the run has committed: the next up resumes
-    it. Flags of pulumi destroy may follow EXPERIMENT.
+    What the stack's state has lost is found in the project by the stack's labels, and by the mark
+    in descriptions, and deleted too. The bucket is kept, with everything that the run has
+    committed: the next up resumes it. Flags of pulumi destroy may follow EXPERIMENT.
     """
     from outlast.cli import up as stack_up
 

@@ -1,9 +1,13 @@
 """Lists by pattern, and what a bucket's lifecycle rules do when their time has come."""
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outlast.bucket.layout import Layout
 from outlast.localcloud.base.clock import from_rfc3339, to_rfc3339
 from tests.localcloud.local_cloud import LocalCloud, make_bucket
 
@@ -95,3 +99,20 @@ def test_bad_rules_and_times_are_refused(cloud: LocalCloud, bucket: str) -> None
         answer = cloud.call("POST", "/_local/lifecycle", json={"at": at})
         assert answer.status_code == 400
         assert "must be a time as" in answer.json()["error"]["message"]
+
+
+def test_the_documented_rule_deletes_old_packages_and_nothing_else(cloud: LocalCloud) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "machines.md").read_text()
+    (text,) = re.findall(r"```json\n(\{\"rule\".*)\n```", page)
+    bucket = make_bucket(cloud, lifecycle=json.loads(text))
+    experiment = Layout("experiments/first", "0123456789")
+    old = f"{experiment.environments}old.zip"
+    kept = [
+        *(experiment.head, f"{experiment.snapshot(1, 9, '0')}model.zip", experiment.bundle("a")),
+        *(experiment.manifest(1, 9, "0"), f"{experiment.result(1)}environments/model.zip"),
+        Layout("experiments/first-2", "0123456789").environments + "theirs.zip",
+    ]
+    made = [cloud.put(bucket, name).json()["timeCreated"] for name in (old, *kept)]
+    assert apply(cloud, bucket, from_rfc3339(min(made)) + 179 * DAY_SEC) == []
+    assert apply(cloud, bucket, from_rfc3339(max(made)) + 181 * DAY_SEC) == [(old, "Delete")]
+    assert names(cloud, bucket) == sorted(kept)

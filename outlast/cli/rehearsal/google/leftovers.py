@@ -15,7 +15,7 @@ from outlast.cli.rehearsal.google import names
 from outlast.cli.rehearsal.google.preflight import asking, meaning
 from outlast.cli.rehearsal.rehearsal import Watcher
 from outlast.cloud.compute import Compute, ComputeError, Json, Missing
-from outlast.cloud.project import Project
+from outlast.cloud.project import Project, without_members
 
 ORDER = ("groups", "vms", "templates", "disks", "bindings", "service_accounts", "roles", "buckets")
 """The kinds, in the order in which they can be deleted. The bucket is last: a killed clean-up is
@@ -71,9 +71,9 @@ class Leftovers:
                 if one["email"] in names.accounts_of(self._project.project)
             ],
             "roles": [
-                name
-                for name in self._project.roles()
-                if name.rpartition("/")[2].startswith(names.ROLE)
+                str(role["name"])
+                for role in self._project.roles()
+                if role["name"].rpartition("/")[2].startswith(names.ROLE)
             ],
             "buckets": [self._bucket] if self.bucket() else [],
         }
@@ -140,7 +140,7 @@ class Leftovers:
     def _delete(self, kind: str, name: str) -> None:
         if kind == "bindings":
             policy = self._project.policy()
-            self._project.set_policy(_without(policy, name))
+            self._project.set_policy(without_members(policy, lambda _, member: member == name))
         elif kind == "service_accounts":
             self._project.delete_account(name)
         elif kind == "roles":
@@ -199,12 +199,3 @@ def _templates_of(group: Mapping[str, Any]) -> set[str]:
 def _path(thing: Mapping[str, Any]) -> str:
     """Its path below the project."""
     return str(thing["selfLink"]).partition("/projects/")[2].partition("/")[2]
-
-
-def _without(policy: Mapping[str, Any], member: str) -> Json:
-    """The policy without a member; a binding without members goes too."""
-    kept = [
-        {**binding, "members": [one for one in binding["members"] if one != member]}
-        for binding in policy.get("bindings") or ()
-    ]
-    return {**policy, "bindings": [binding for binding in kept if binding["members"]]}
