@@ -232,7 +232,7 @@ After=$NETWORK_UNITS
 Type=exec
 Environment=HOME=/root
 ExecStart=/bin/bash $KEPT_SCRIPT supervise $PYTHON $BUNDLE_DIR
-ExecStopPost=-systemctl --no-block poweroff
+ExecStopPost=-systemctl --no-block --job-mode=replace-irreversibly start poweroff.target
 KillMode=mixed
 KillSignal=SIGTERM
 TimeoutStopSec=110
@@ -435,7 +435,7 @@ boot::power_off() {
     return 0
   fi
   log::info power-off "powering off"
-  poweroff || log::warn power-off "poweroff returned $?"
+  system::power_off || log::warn power-off "poweroff returned $?"
 }
 
 # boot::on_exit: treats an unintended exit of this script as a failed boot.

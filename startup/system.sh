@@ -68,6 +68,14 @@ system::keep_services() {
   fi
 }
 
+# system::power_off: powers the machine off. While apt installs, it inhibits a shutdown, and logind
+# refuses one, from systemd 257 on to root too; systemd itself does not ask.
+system::power_off() {
+  poweroff && return
+  system::has_systemd || return
+  systemctl --no-block --job-mode=replace-irreversibly start poweroff.target
+}
+
 # ---- packages -----------------------------------------------------------------------------------
 
 # apt::get ARGUMENTS...: runs apt-get without questions, with all its output on stdout.

@@ -164,3 +164,14 @@ echo apt-get \"\$@\" >>'$CLOUD/calls'
   command_in "$OUTLAST_ROOT/bin/dpkg-query" "exit 2"
   run ! apt::installed 'x*'
 }
+
+@test "a machine on which apt inhibits a shutdown is powered off by systemd" {
+  run -0 vm::boot
+  command_in "$OUTLAST_ROOT/bin/poweroff" 'echo "Call to PowerOff failed: Access denied" >&2; exit 1'
+  run -0 /bin/bash "$OUTLAST_ROOT/var/lib/outlast/boot.sh" supervise "$PYTHON" \
+    "$(echo "$OUTLAST_ROOT"/var/lib/outlast/bundle/*)"
+  local start='--no-block --job-mode=replace-irreversibly start poweroff.target'
+  [[ "$(tail -n 1 "$CLOUD/calls")" == "systemctl $start" ]]
+  grep -qx -- "ExecStopPost=-systemctl $start" \
+    "$OUTLAST_ROOT/run/systemd/system/outlast-supervisor.service"
+}
