@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 
 from outlast.localcloud.base.access import Caller, Target
 from outlast.localcloud.base.clock import RealClock
+from outlast.localcloud.base.errors import is_full
 from outlast.localcloud.base.state import Entry, EventLog, State
 from outlast.localcloud.http.request_facts import RequestFacts
 from outlast.localcloud.http.senders import Senders
@@ -298,7 +299,9 @@ class Cloud:
         self.stopping.set()
 
     def fail(self, error: BaseException) -> None:
-        """Makes `serve` end with the error of a part of the cloud; prints its traceback."""
-        traceback.print_exception(error)
+        """Makes `serve` end with the error of a part of the cloud; prints its traceback, unless
+        the disk is full."""
+        if not is_full(error):
+            traceback.print_exception(error)
         self.failure = self.failure or error
         self.stop()

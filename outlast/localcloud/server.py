@@ -26,6 +26,7 @@ from outlast.localcloud.base.errors import (
     RehearsalError,
     UsageError,
     answer_api_error,
+    is_full,
     not_implemented,
 )
 from outlast.localcloud.base.folder import claim
@@ -220,6 +221,11 @@ async def _wait_for_end(
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for task in waits - {serving}:
         task.cancel()
+    if is_full(cloud.failure):
+        raise RehearsalError(
+            f"{cloud.options.state}: its disk is full ({cloud.failure.strerror}), and the local "
+            "cloud cannot continue; free some space there"
+        )
     if cloud.failure:
         kind = type(cloud.failure).__name__
         raise RehearsalError(f"the local cloud has a defect and cannot continue ({kind})")

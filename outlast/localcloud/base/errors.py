@@ -6,8 +6,9 @@ RehearsalError          the local cloud itself cannot continue
 ApiError                an answer of one of the APIs, in Google's JSON form
 """
 
+import errno
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -52,6 +53,11 @@ REASONS = {
     503: "backendError",
     504: "gatewayTimeout",
 }
+
+
+def is_full(error: BaseException | None) -> TypeGuard[OSError]:
+    """Whether the error is that of a disk without space."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class RehearsalError(Exception):

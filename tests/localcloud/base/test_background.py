@@ -14,7 +14,7 @@ from outlast.localcloud import __main__
 from outlast.localcloud.compute import platform
 
 async def broken(self):
-    raise RuntimeError("planted")
+    raise {error}
 
 platform.Platform._tick = broken
 sys.exit(__main__.main(["serve", "--state", sys.argv[1], "--no-provider", "--no-guests"]))
@@ -42,15 +42,29 @@ def test_a_failure_is_reported_but_an_end_or_a_cancel_is_not() -> None:
     assert failures == [error]
 
 
-def test_a_cloud_whose_background_task_failed_ends_with_the_error(tmp_path: Path) -> None:
+def end_of_a_cloud(state: Path, error: str) -> str:
+    """What a cloud says whose background task raises the error."""
     done = subprocess.run(
-        [sys.executable, "-c", BROKEN, str(tmp_path / "state")],
+        [sys.executable, "-c", BROKEN.format(error=error), str(state)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 1, done.stderr
-    assert "RuntimeError: planted" in done.stderr
+    return done.stderr
+
+
+def test_a_cloud_whose_background_task_failed_ends_with_the_error(tmp_path: Path) -> None:
+    said = end_of_a_cloud(tmp_path / "state", 'RuntimeError("planted")')
+    assert "RuntimeError: planted" in said
     last = "rehearsal: the local cloud has a defect and cannot continue (RuntimeError)"
-    assert done.stderr.splitlines()[-1] == last
+    assert said.splitlines()[-1] == last
+
+
+def test_a_cloud_whose_disk_is_full_says_so(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    assert end_of_a_cloud(state, 'OSError(28, "No space left on device")') == (
+        f"rehearsal: {state}: its disk is full (No space left on device), and the local cloud "
+        "cannot continue; free some space there\n"
+    )
