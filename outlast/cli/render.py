@@ -1,11 +1,13 @@
 """Renders what the terminal shows: live progress, tables, guarantees."""
 
+import json
 import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
@@ -14,6 +16,7 @@ from rich.text import Text
 from outlast.base.exits import State
 from outlast.base.visible import one_line, visible
 from outlast.bucket.history import Attempt
+from outlast.bucket.standing import Standing
 from outlast.cli.boots import Wait
 from outlast.cli.costs import Costs
 from outlast.cli.overview import Line, Overview
@@ -375,6 +378,76 @@ def show_overview(found: Overview) -> None:
     if not (found.lines or found.without or found.unread):
         _line(console, "no experiments yet; outlast up starts one")
     show_unread(found.unread)
+
+
+def summary(line: Line) -> str:
+    """One run in a sentence: state, step, time left, metrics, cost."""
+    status, book = line.status, line.status.history
+    parts = [f"{status.experiment}: {status.state}"]
+    if book:
+        parts.append(f"step {book.step}" + (f" of {book.total}" if book.total else ""))
+    if status.left is not None and book and book.rate:
+        parts.append(f"{span(status.left)} left at {book.rate:.3g} steps/s")
+    if status.silence is not None and status.state in (Standing.SILENT, Standing.LOST):
+        parts.append(f"last heartbeat {span(status.silence)} ago")
+    if status.wait and status.wait.why:
+        parts.append(status.wait.why)
+    shown = sorted(status.metrics.items())[:SUMMARY_METRICS]
+    parts += [f"{_cut(name)} {_value(last.value)}" for name, last in shown]
+    return ", ".join([*parts, line.cost])
+
+
+SUMMARY_METRICS = 3
+
+
+class Progresses:
+    """Several runs as they progress: a bar each on a terminal, otherwise a line for each change."""
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        self._as_json = as_json
+        self._console = Terminal()
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[rest]}", markup=False),
+            console=self._console,
+            disable=as_json or not self._console.is_terminal,
+        )
+        self._tasks: dict[int, TaskID] = {}
+        self._said: dict[int, str] = {}
+
+    def __enter__(self) -> "Progresses":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, lines: Sequence[Line]) -> None:
+        for number, line in enumerate(lines):
+            if not self._progress.disable:
+                self._bar(number, line)
+                continue
+            text = json.dumps(line.as_json()) if self._as_json else summary(line)
+            state = line.status.state
+            step = line.status.history.step if line.status.history else 0
+            mark = f"{state} {step}"
+            if self._said.get(number) != mark:
+                self._said[number] = mark
+                click.echo(visible(text))
+
+    def _bar(self, number: int, line: Line) -> None:
+        name, _, rest = summary(line).partition(", ")
+        book = line.status.history
+        if number not in self._tasks:
+            self._tasks[number] = self._progress.add_task(_cut(name), total=None, rest="")
+        self._progress.update(
+            self._tasks[number],
+            description=_cut(name, 60),
+            completed=book.step if book else 0,
+            total=(book.total if book else None) or (1 if line.status.state.ended else None),
+            rest=one_line(rest),
+        )
 
 
 def show_unread(sentences: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """`outlast logs`: the output of every attempt, and the serial port of a VM."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -84,8 +84,6 @@ class Script:
 
 
 def end_run(store: MemoryStore, run: Layout, state: State = State.DONE) -> None:
-    from dataclasses import replace
-
     head = read_head(store, run).head
     end = End(Reason(state.value), 0, 100, None)
     store.put(run.head, replace(head, state=state, end=end).to_json())

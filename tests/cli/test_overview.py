@@ -38,9 +38,10 @@ def plant(
     attempts: int = 2,
     state: State = State.OPEN,
     owner: str = "organization/mine/first",
+    run: Layout | None = None,
 ) -> Layout:
     """A run whose last attempt works on it, unless it has ended."""
-    run = layout(experiment)
+    run = run or layout(experiment)
     for term in range(1, attempts + 1):
         boot = BootRecord(str(term), f"b{term}", "vm", "europe-west4-a", 0, 0, START)
         store.put(run.boot(str(term), f"b{term}"), boot.to_json())
@@ -125,7 +126,7 @@ def test_a_long_run_takes_no_more_calls(monkeypatch: pytest.MonkeyPatch) -> None
     """Its rows, checkpoints, logs and results are not looked at."""
     counts = []
     for length in (1, 400):
-        counted = Counted(MemoryStore())
+        counted: Any = Counted(MemoryStore())
         monkeypatch.setattr(experiments, "buckets", lambda: {"runs": ""})
         monkeypatch.setattr(experiments, "open_bucket", lambda *_, store=counted: store)
         run = plant(counted, "long")

@@ -1,0 +1,44 @@
+"""`outlast wait`."""
+
+import json
+import sys
+
+import click
+
+from outlast.cli.terminal import say
+
+
+@click.command()
+@click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
+@click.option(
+    "--timeout-minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Give up after so long.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print how they ended as JSON.")
+def wait(experiments: tuple[str, ...], timeout_minutes: float | None, as_json: bool) -> None:
+    """Wait until runs have ended; the exit code says how.
+
+    It looks every 30 s, less often while nothing changes. EXPERIMENT may also be a run's folder or
+    gs:// path. Exit code, of the first that is not done: 0 done, 3 failed, 4 stopped, 5 expired, 6
+    pruned, 124 timed out; 1 it cannot be read, 64 there is no such experiment.
+
+    \b
+    outlast wait first && outlast fetch first
+    outlast wait first second --timeout-minutes 90
+    """
+    from outlast.cli import render, runs, watching
+
+    places = [runs.find(experiment) for experiment in experiments]
+    limit_sec = None if timeout_minutes is None else 60 * timeout_minutes
+    said = [""] * len(places)
+    lines = []
+    for lines in watching.rounds(places, watching.pauses(places), limit_sec=limit_sec):
+        for number, line in enumerate(lines):
+            state = line.status.state
+            if state != said[number]:
+                said[number] = state
+                say(render.summary(line), err=True)
+    if as_json:
+        say(json.dumps([line.as_json() for line in lines], indent=2))
+    sys.exit(watching.exit_code(lines))

@@ -1,0 +1,41 @@
+"""`outlast watch`."""
+
+import sys
+
+import click
+
+from outlast.base import exits
+from outlast.cli.terminal import say
+
+
+@click.command()
+@click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
+@click.option("--json", "as_json", is_flag=True, help="Print each change as a line of JSON.")
+def watch(experiments: tuple[str, ...], as_json: bool) -> None:
+    """Show the progress of runs until they have ended.
+
+    Progress bars on a terminal, otherwise a line for each change. Ctrl-C ends only the watching;
+    the runs continue. EXPERIMENT may also be a run's folder or gs:// path. Exit codes are those of
+    outlast wait, and 130 after Ctrl-C.
+
+    \b
+    outlast watch first second
+    """
+    sys.exit(watched(experiments, as_json=as_json))
+
+
+def watched(experiments: tuple[str, ...], *, as_json: bool = False) -> int:
+    """Shows them; returns the exit code. Raises OperateError."""
+    from outlast.cli import render, runs, watching
+
+    places = [runs.find(experiment) for experiment in experiments]
+    lines = []
+    try:
+        with render.Progresses(as_json=as_json) as shown:
+            for lines in watching.rounds(places, watching.pauses(places)):
+                shown.show(lines)
+    except KeyboardInterrupt:
+        names = " ".join(experiments)
+        say(f"outlast: the runs continue without this; again: outlast watch {names}", err=True)
+        return exits.CTRL_C
+    return watching.exit_code(lines)
