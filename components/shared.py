@@ -91,7 +91,7 @@ class Shared:
             "project": config.project, "experiment": config.experiment, "bucket": self.bucket,
             "prefix": config.prefix, "leave_role": self.leave_role, "reads": config.reads,
             "secrets": config.secret_owners, "account": config.service_account,
-            "mark": labels.mark(config.labels),
+            "payer": config.data_payer, "mark": labels.mark(config.labels),
         }, self.opts)  # fmt: skip
 
     def bundle(self, code: Code) -> BundleObject:

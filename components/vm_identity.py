@@ -29,6 +29,9 @@ class VmIdentityArgs(TypedDict):
     has lost."""
     secrets: NotRequired[Sequence[tuple[str, str]]]
     """(project, name) of each secret that it may read. Plain strings: each becomes a binding."""
+    payer: NotRequired[str]
+    """Project that pays for reading data where a bucket lets the requester pay; empty for none.
+    Plain str: it decides what is declared."""
     reads: NotRequired[Sequence[str]]
     """Further `gs://` paths that it may read, in any bucket: objects, or folders with everything
     below them. Plain strings: each becomes a binding.
@@ -95,10 +98,20 @@ class VmIdentity(pulumi.ComponentResource):
             },
             opts=pulumi.ResourceOptions(parent=self),
         )
-        besides = [
+        besides: list[pulumi.Resource] = [
             self._reads(f"{name}-read-{short_digest(path)}", path, member)
             for path in args.get("reads", ())
         ]
+        if payer := args.get("payer"):
+            besides.append(
+                projects.IAMMember(
+                    f"{name}-payer",
+                    project=payer,
+                    role="roles/serviceusage.serviceUsageConsumer",
+                    member=member,
+                    opts=pulumi.ResourceOptions(parent=self),
+                )
+            )
         self.email = email
         self.bindings = [leave, write, read, *besides]
         for project, secret in args.get("secrets", ()):

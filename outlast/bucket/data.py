@@ -56,6 +56,7 @@ from outlast.bucket.store import (
     Forbidden,
     NotFound,
     Object,
+    PayerMissing,
     Store,
     checksum_of,
     open_store,
@@ -80,6 +81,8 @@ COMPLETE_FILE = "complete.json"
 PARTS_FOLDER = "parts"
 DATA_FOLDER = "data"
 CACHE_VARIABLE = "OUTLAST_CACHE"
+PAYER_VARIABLE = "OUTLAST_DATA_PAYER"
+"""The project that pays, outside of a VM, where a bucket of data lets the requester pay."""
 NAMES_MAX = 100
 """The most paths that one run may read; HEAD keeps a fingerprint of each."""
 
@@ -440,11 +443,15 @@ class Cache:
         self,
         home: Path,
         *,
-        opener: Callable[[str], Store] = open_store,
+        opener: Callable[..., Store] = open_store,
         patience: Patience | None = None,
+        payer: str = "",
     ) -> None:
+        """``payer``: the project that pays for reading a bucket that lets the requester pay; by
+        default that of OUTLAST_DATA_PAYER."""
         self.folder = home / "data"
         self._opener = opener
+        self._payer = payer or os.environ.get(PAYER_VARIABLE, "")
         self._patience = patience or Patience()
 
     def stage(self, url: str, progress: Progress = lambda done, of: None) -> Staged:
@@ -453,8 +460,21 @@ class Cache:
         Raises DataError (absent, forbidden, no room), StoreError if the store gives no usable
         answer for a long time, and OSError if the local disk fails.
         """
+        try:
+            return self._stage(url, progress, "")
+        except PayerMissing:
+            # Only such a bucket is read at the payer's expense.
+            if not self._payer:
+                raise DataError(
+                    f"data {url}: its bucket lets the requester pay; set outlast:dataPayer to the"
+                    f" project that pays, or outside of a VM {PAYER_VARIABLE}"
+                ) from None
+            return self._stage(url, progress, self._payer)
+
+    def _stage(self, url: str, progress: Progress, payer: str) -> Staged:
         bucket, _ = parse_url(url)
-        store = self._opener(f"gs://{bucket}")
+        paid = {"payer": payer} if payer else {}
+        store = self._opener(f"gs://{bucket}", **paid)
         for _ in range(LOOKS):
             try:
                 source = find(store, url, patience=self._patience, progress=progress)
@@ -462,10 +482,12 @@ class Cache:
             except NotFound:
                 continue  # It was rewritten since it was looked up.
             except Forbidden as error:
-                raise DataError(
-                    f"data {url}: may not be read ({error}); for a VM, add it to "
-                    "outlast:dataPaths or put it below data/ in the run's own bucket"
-                ) from None
+                why = "for a VM, add it to outlast:dataPaths or put it below data/ in the run's own"
+                why += " bucket"
+                if payer:
+                    why = f"it is read at the expense of project {payer}, which needs"
+                    why += " roles/serviceusage.serviceUsageConsumer there"
+                raise DataError(f"data {url}: may not be read ({error}); {why}") from None
         raise DataError(f"data {url}: was rewritten {LOOKS} times while it was fetched")
 
     def known(self, path: Path) -> DataFingerprint | None:

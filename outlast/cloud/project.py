@@ -113,6 +113,21 @@ class Project:
         """Replaces the bucket's policy, like `set_policy`."""
         self._call(STORAGE, "PUT", f"b/{bucket}/iam", {**policy, "version": POLICY_VERSION})
 
+    def has_object(self, bucket: str, path: str, payer: str = "") -> bool:
+        """Whether any object's name begins with the path. ``payer``: the project that pays."""
+        query = {"prefix": path, "maxResults": "1", **({"userProject": payer} if payer else {})}
+        words = urllib.parse.urlencode(query)
+        return bool(self._call(STORAGE, "GET", f"b/{bucket}/o?{words}").get("items"))
+
+    def bucket_permissions(
+        self, bucket: str, asked: tuple[str, ...], payer: str = ""
+    ) -> frozenset[str]:
+        """Which of these permissions the caller has on a bucket."""
+        query = [("permissions", one) for one in asked]
+        query += [("userProject", payer)] if payer else []
+        path = f"b/{bucket}/iam/testPermissions?{urllib.parse.urlencode(query)}"
+        return frozenset(self._call(STORAGE, "GET", path).get("permissions") or ())
+
     def delete_bucket(self, name: str) -> None:
         """Deletes a bucket with everything in it."""
         listed = self._listed(STORAGE, f"b/{name}/o", "items", {"versions": "true"})

@@ -9,7 +9,7 @@ from outlast.settings.keys import Keys
 from outlast.settings.parsing import parse
 from outlast.settings.rules.code import delivery_of
 from outlast.settings.rules.command import command_options_of, slips
-from outlast.settings.rules.data import check_paths, dests_of
+from outlast.settings.rules.data import check_paths, check_public, dests_of
 from outlast.settings.rules.limits import timeouts_of
 from outlast.settings.rules.machine import check_image, location_of, machine_of, recipe_of
 from outlast.settings.rules.network import network_of
@@ -118,6 +118,7 @@ def _run_of(
     refuse_plain_values(values, secret_keys, secret_env, command, args)
     is_own = not command and bool(git or given.source)
     content = content_of(given, trainer, args, command, git)
+    check_public(given.public_data, given.data_paths)
     if not command:
         dests = dests_of(args if is_own else parser_of(trainer))
         own = f"experiments/{experiment}/"

@@ -86,6 +86,14 @@ class ExperimentArgs(TypedDict, total=False):
     """gs:// paths that the VM may read in addition to data/ in its own bucket: objects or
     folders; a command finds them in DATA_DIR. Default: `[]`
     """
+    public_data: list[Any]
+    """Those of dataPaths that anyone may read; the VM gets no permission for them, so that their
+    bucket may be a stranger's. Default: `[]`
+    """
+    data_payer: str
+    """Project that pays for reading dataPaths from buckets that let the requester pay; empty is
+    none. Default: `""`
+    """
     init: str
     """Another run's checkpoint to start from, as outlast checkpoints EXPERIMENT prints it; empty
     is none. Default: `""`

@@ -138,6 +138,9 @@ KMS_KEY = matching(
     EMPTY,
 )
 MACHINE_TYPE = matching(recipes.MACHINE, "must be a machine type's bare name such as e2-standard-2")
+PROJECT = matching(
+    re.compile(rf"(?:{recipes.PROJECT})?"), "must be a project's id such as my-project-123", EMPTY
+)
 NETWORK = matching(
     re.compile(rf"(?:projects/{recipes.PROJECT}/global/networks/)?{_NAME}"),
     "must be default, isolated or the name of an existing network",

@@ -183,6 +183,20 @@ class WhatIsTrained(Section):
             "folders; a command finds them in DATA_DIR"
         ),
     )
+    public_data: DataPaths = Field(
+        (),
+        description=(
+            "Those of dataPaths that anyone may read; the VM gets no permission for them, so that "
+            "their bucket may be a stranger's"
+        ),
+    )
+    data_payer: Annotated[str, formats.PROJECT] = Field(
+        RunSpec.data_payer,
+        description=(
+            "Project that pays for reading dataPaths from buckets that let the requester pay; "
+            "empty is none"
+        ),
+    )
     init: Annotated[str, formats.PINNED] = Field(
         RunSpec.init,
         description=(

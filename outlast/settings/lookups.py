@@ -44,6 +44,10 @@ def look_up(settings: Settings) -> FoundBucket:
         from outlast.settings import sources
 
         asked.append(sources.ask(settings.git, settings.secrets))
+    if settings.data_paths:
+        from outlast.settings import data_sources
+
+        asked.append(data_sources.ask(settings))
     found = find_bucket(settings)
     for answer in (answer for answers in asked for answer in answers()):
         if answer.refusal:

@@ -151,4 +151,5 @@ class Settings(Keys):
             for path in ((init,) if init else ()) + baked
             if path.startswith("gs://") and not path.startswith(below)
         ]
-        return tuple(dict.fromkeys(self.data_paths + tuple(besides)))
+        own = tuple(path for path in self.data_paths if path not in self.public_data)
+        return tuple(dict.fromkeys(own + tuple(besides)))

@@ -123,6 +123,8 @@ class RunSpec:
     """More options of a command's runner, by their flags."""
     data: tuple[str, ...] = ()
     """A command's data: gs:// paths."""
+    data_payer: str = ""
+    """Project that pays for reading data where a bucket lets the requester pay; empty for none."""
     delivery: str = BUCKET
     """Where the code comes from: `bucket`, `image` or `git`."""
     git: Git | None = None

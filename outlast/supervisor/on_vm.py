@@ -237,7 +237,9 @@ def _vm_site(
         webhook=_webhook(spec, reader, mask),
         log_dir_of=log_dir_of,
         data=Cache(
-            ssds[0] / "outlast-data" if ssds else rooted("/var/lib/outlast"), patience=patience
+            ssds[0] / "outlast-data" if ssds else rooted("/var/lib/outlast"),
+            patience=patience,
+            payer=spec.data_payer,
         ),
         scratch=tuple(more),
         sign=life.sign,

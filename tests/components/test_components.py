@@ -168,6 +168,7 @@ CASES = {
     "vm_identity": identity,
     "vm_identity_secret": lambda: identity(secrets=[("keys", "deploy"), ("p", "wandb")]),
     "vm_identity_reads": lambda: identity(reads=["gs://other/digits", "gs://p-outlast/faces/"]),
+    "vm_identity_payer": lambda: identity(payer="pays"),
     "bundle_object": lambda: BundleObject(
         "bundle",
         {"bucket": "p-outlast", "object": "experiments/dev/bundles/00.zip", "path": "00.zip"},

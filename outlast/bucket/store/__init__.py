@@ -22,6 +22,7 @@ from outlast.bucket.store.contract import (
     Foreign,
     NotFound,
     Object,
+    PayerMissing,
     PreconditionFailed,
     Sink,
     Slice,
@@ -59,6 +60,7 @@ __all__ = [
     "Object",
     "Operation",
     "PIECE_BYTES",
+    "PayerMissing",
     "PreconditionFailed",
     "STALL_SEC",
     "Sink",
@@ -86,11 +88,13 @@ def open_store(
     stall_sec: float = STALL_SEC,
     read_retry_sec: float = LIBRARY_SEC,
     reading: bool = False,
+    payer: str = "",
 ) -> Store:
     """The store behind `gs://bucket`, a folder's path, `file:///folder` or `memory:`.
 
     Credentials are those of google-auth; None uses the machine's own. They apply only to `gs://`,
-    like `stall_sec` and `read_retry_sec` (for how long a read retries by itself). `reading` applies
+    like `stall_sec`, `read_retry_sec` (for how long a read retries by itself) and `payer` (the
+    project that pays for the requests; empty: the bucket's own). `reading` applies
     only to folders: nothing is created there before the first write.
     """
     scheme, _, rest = url.partition(":")
@@ -106,6 +110,7 @@ def open_store(
                 credentials=credentials,
                 stall_sec=stall_sec,
                 read_retry_sec=read_retry_sec,
+                payer=payer,
             )
         except GoogleAuthError as error:
             raise Forbidden(

@@ -11,6 +11,7 @@ writes: the writer can recognise its own write after a lost answer.
     ├── Throttled             too many writes of one name; nothing was applied
     ├── Unavailable           no answer; a write's fate is unknown
     ├── Doubtful              400 or 409: this try was refused, another one may not be
+    ├── PayerMissing          the bucket lets the requester pay, and the request names no project
     ├── Damaged               the bytes do not match their checksum or size
     ├── Foreign a folder holds something foreign under a name of the run
     └── Unsupported           this file system cannot keep a run
@@ -82,6 +83,10 @@ class Doubtful(StoreError):
     """
 
     trouble = Trouble.DOUBTFUL
+
+
+class PayerMissing(StoreError):
+    """The bucket lets the requester pay, and the request named no project that does."""
 
 
 class Damaged(StoreError):

@@ -27,6 +27,7 @@ from outlast.bucket.store.contract import (
     Forbidden,
     NotFound,
     Object,
+    PayerMissing,
     PreconditionFailed,
     Sink,
     StoreError,
@@ -60,7 +61,9 @@ class GcsStore(Fetching):
         credentials: Any = None,
         stall_sec: float = STALL_SEC,
         read_retry_sec: float = LIBRARY_SEC,
+        payer: str = "",
     ) -> None:
+        """``payer``: the project that pays for the requests; empty: the bucket's own."""
         from google.api_core.client_options import ClientOptions
         from google.auth.credentials import AnonymousCredentials
         from google.auth.transport.requests import AuthorizedSession
@@ -93,7 +96,7 @@ class GcsStore(Fetching):
         self._client = storage.Client(
             project="outlast", credentials=credentials, _http=session, client_options=options
         )
-        self._bucket = self._client.bucket(bucket)
+        self._bucket = self._client.bucket(bucket, user_project=payer or None)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -370,7 +373,13 @@ def _object(blob: Any) -> Object:
     )
 
 
+NO_PAYER = "requester pays"
+"""What Cloud Storage says with a 400 for a bucket that lets the requester pay."""
+
+
 def _error_of_status(path: str, status: int | None, error: Exception) -> StoreError:
+    if status == 400 and NO_PAYER in str(error):
+        return PayerMissing(f"{path}: {_in_short(error)}")
     kinds: dict[int | None, type[StoreError]] = {
         401: Forbidden,
         403: Forbidden,

@@ -56,6 +56,8 @@ PREDEFINED_ROLES: dict[str, set[str]] = {
     "roles/monitoring.metricWriter": {"monitoring.timeSeries.create"},
     "roles/iam.serviceAccountUser": {"iam.serviceAccounts.actAs"},
     "roles/iam.serviceAccountTokenCreator": {"iam.serviceAccounts.getAccessToken"},
+    "roles/serviceusage.serviceUsageConsumer": {"serviceusage.services.use"},
+    "roles/billing.projectManager": {"resourcemanager.projects.createBillingAssignment"},
     "roles/secretmanager.admin": {"secretmanager.*"},
     "roles/secretmanager.secretAccessor": {"secretmanager.versions.access"},
     "roles/secretmanager.viewer": {

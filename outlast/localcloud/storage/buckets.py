@@ -23,6 +23,7 @@ BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 MULTI_REGIONS = {"US", "EU", "ASIA"}
 BUCKET_FIELDS = (
     "autoclass",
+    "billing",
     "cors",
     "defaultEventBasedHold",
     "encryption",

@@ -86,6 +86,7 @@ class Storage(Service):
 
     async def _answer(self, request: Request) -> Response:
         check_request(request)
+        self._check_payers(request)
         # Names may contain escaped slashes: only the raw path shows where segments end.
         match (request.method, *_segments(request)):
             case ("GET", "b"):
@@ -133,8 +134,16 @@ class Storage(Service):
                 return JSONResponse(rewritten)
         raise not_implemented(request.method, request.url.path)
 
+    def _check_payers(self, request: Request) -> None:
+        """Raises ApiError if no project pays for the request to a bucket that it names."""
+        segments = _segments(request)
+        for before, bucket in zip(segments, segments[1:], strict=False):
+            if before == "b":
+                self._store.check_payer(request, bucket)
+
     async def _answer_upload(self, request: Request) -> Response:
         check_request(request)
+        self._check_payers(request)
         kind = request.query_params.get("uploadType")
         match (request.method, kind, *_segments(request)):
             case ("POST", "media", "b", bucket, "o"):

@@ -186,6 +186,36 @@ class Store:
                 f"{kind}. Permission '{permission}' denied on resource (or it may not exist).",
             )
 
+    def check_payer(self, request: Request, name: str) -> None:
+        """Raises ApiError if no project pays for a request to the bucket or its objects.
+
+        A bucket whose requesters pay needs a project in the request, in which the caller may use
+        services, or a caller that may bill the bucket's own project (page "Requester Pays",
+        requirements, read in November 2026). A project that is named is checked in any case.
+        """
+        caller, project = self.caller(request), f"projects/{self._cloud.project}"
+        payer = request.query_params.get("userProject") or request.headers.get(
+            "x-goog-user-project", ""
+        )
+        permits = self._cloud.policies.permits
+        if payer:
+            known = payer in (self._cloud.project, self._cloud.project_number)
+            use = "serviceusage.services.use"
+            if not known or not permits(caller, use, Target(project)):
+                raise ApiError(
+                    403,
+                    f"{caller.email or 'owner'} does not have {use} access to the Google Cloud"
+                    f" project. Permission '{use}' denied on resource (or it may not exist).",
+                )
+            return
+        bucket = self.buckets.get(name) or {}
+        if not (bucket.get("billing") or {}).get("requesterPays"):
+            return
+        if not permits(caller, "resourcemanager.projects.createBillingAssignment", Target(project)):
+            raise ApiError(
+                400, "Bucket is a requester pays bucket but no user project provided.", "required"
+            )
+
     def caller(self, request: Request) -> Caller:
         return self._cloud.caller(request)
 

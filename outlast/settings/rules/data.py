@@ -39,6 +39,13 @@ def check_paths(
             _check_output(flag, str(value), bucket + prefix)
 
 
+def check_public(public: Sequence[str], data_paths: Sequence[str]) -> None:
+    """Refuses public data that is not named as data."""
+    for path in public:
+        if path not in data_paths:
+            raise bad("publicData", path, f"must be one of {NAMESPACE}:dataPaths", "to one of them")
+
+
 def _check_data(flag: str, path: str, bucket: str, prefix: str, data_paths: Sequence[str]) -> None:
     if not path.startswith("gs://"):
         raise SettingsError(
