@@ -439,15 +439,16 @@ class Progresses:
     def _bar(self, number: int, line: Line) -> None:
         name, _, rest = summary(line).partition(", ")
         book = line.status.history
-        if number not in self._tasks:
-            self._tasks[number] = self._progress.add_task(_cut(name), total=None, rest="")
-        self._progress.update(
-            self._tasks[number],
-            description=_cut(name, 60),
-            completed=book.step if book else 0,
-            total=(book.total if book else None) or (1 if line.status.state.ended else None),
-            rest=one_line(rest),
-        )
+        given: dict[str, Any] = {
+            "description": _cut(name, 60),
+            "completed": book.step if book else 0,
+            "total": (book.total if book else None) or (1 if line.status.state.ended else None),
+            "rest": one_line(rest),
+        }
+        if number in self._tasks:
+            self._progress.update(self._tasks[number], **given)
+        else:
+            self._tasks[number] = self._progress.add_task(**given)
 
 
 def show_unread(sentences: Sequence[str]) -> None:
