@@ -17,7 +17,7 @@ from outlast.bucket.errors import RestoreError
 from outlast.bucket.head import Checkpoint
 from outlast.bucket.layout import Manifest, ManifestObject
 from outlast.bucket.store import Damaged, Store
-from outlast.bucket.transfer import Place, by_size
+from outlast.bucket.transfer import HASHED_BYTES, Place, by_size
 
 _log = logging.getLogger(__name__)
 
@@ -105,6 +105,29 @@ class Reader:
             return manifest, into
         finally:
             shutil.rmtree(part, ignore_errors=True)
+
+    def has(self, checkpoint: Checkpoint, folder: Path) -> bool:
+        """Whether the folder holds every file of the checkpoint, byte for byte. Raises Damaged or
+        NotFound if the list of its files cannot be read, and what the store raises.
+        """
+        if not folder.is_dir():
+            return False
+        manifest = self._twice(checkpoint, lambda: self._manifest(checkpoint))
+        try:
+            for name, entries in manifest.files().items():
+                with (folder / name).open("rb") as file:
+                    for entry in entries:
+                        hasher, left = blake3(), entry.size
+                        while data := file.read(min(left, HASHED_BYTES)):
+                            hasher.update(data)
+                            left -= len(data)
+                        if left or hasher.hexdigest() != entry.blake3:
+                            return False
+                    if file.read(1):
+                        return False
+        except OSError:
+            return False
+        return True
 
     def _twice(self, checkpoint: Checkpoint, download: Callable[[], T]) -> T:
         try:

@@ -1,15 +1,16 @@
 """Writes the result of a finished run under the term, and reads it back verified."""
 
 import hashlib
+import os
 from pathlib import Path
 
 from outlast.base.plain_files import PlainFile
 from outlast.base.retry import BRIEF, Patience
 from outlast.bucket.head import Result
 from outlast.bucket.layout import Layout
-from outlast.bucket.store import Damaged, Slice, Store, put_new
+from outlast.bucket.store import CHUNK_BYTES, Damaged, Slice, Store, put_new
 from outlast.bucket.transfer import Place, by_size, sha256_and_crc32c, snapshot_files
-from outlast.spec.result import ResultFile, ResultManifest
+from outlast.spec.result import RESULT_FILE, ResultFile, ResultManifest
 
 
 def put_result(
@@ -48,6 +49,70 @@ def fetch_result(
     store: Store, result: Result, into: Path, *, patience: Patience = BRIEF
 ) -> ResultManifest:
     """Downloads a result into the folder `into` and verifies each file; Damaged if one fails."""
+    manifest = result_manifest(store, result, patience=patience)
+
+    def fetch(file: ResultFile) -> None:
+        (into / file.name).parent.mkdir(parents=True, exist_ok=True)
+        _fetch_file(store, result.path + file.name, file, into / file.name, patience)
+
+    by_size(store, [(file.size, lambda file=file: fetch(file)) for file in manifest.files])
+    return manifest
+
+
+def complete_result(
+    store: Store, result: Result, folder: Path, *, patience: Patience = BRIEF
+) -> ResultManifest:
+    """Downloads what the folder lacks of a result, RESULT.json last. Each file is verified before
+    it gets its name, and files that are there are verified too, so a call that was interrupted can
+    be repeated. Raises Damaged, FileExistsError for a file with other bytes, and OSError.
+    """
+    manifest = result_manifest(store, result, patience=patience)
+    files = [*manifest.files, _listed(manifest)]
+    missing = [file for file in files if not _is_there(folder / file.name, file)]
+
+    def fetch(file: ResultFile) -> None:
+        to = folder / file.name
+        part = to.with_name(f".{to.name}.part")
+        part.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _fetch_file(store, result.path + file.name, file, part, patience)
+            os.replace(part, to)
+        finally:
+            part.unlink(missing_ok=True)
+
+    last = [file for file in missing if file.name == RESULT_FILE]
+    first = [file for file in missing if file.name != RESULT_FILE]
+    by_size(store, [(file.size, lambda file=file: fetch(file)) for file in first])
+    for _ in last:
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f".{RESULT_FILE}.part"
+        part.write_bytes(manifest.to_json())
+        os.replace(part, folder / RESULT_FILE)
+    return manifest
+
+
+def _listed(manifest: ResultManifest) -> ResultFile:
+    """RESULT.json itself, as the list would have it."""
+    data = manifest.to_json()
+    return ResultFile(RESULT_FILE, len(data), hashlib.sha256(data).hexdigest())
+
+
+def _is_there(path: Path, file: ResultFile) -> bool:
+    """Whether the file is there with its bytes. Raises FileExistsError if it has others."""
+    hasher = hashlib.sha256()
+    try:
+        with path.open("rb") as found:
+            while data := found.read(CHUNK_BYTES):
+                hasher.update(data)
+    except FileNotFoundError:
+        return False
+    if hasher.hexdigest() != file.sha256:
+        raise FileExistsError(f"{path}: has other bytes than the result")
+    return True
+
+
+def result_manifest(store: Store, result: Result, *, patience: Patience = BRIEF) -> ResultManifest:
+    """The list of a result's files, whose digest HEAD names. Raises Damaged."""
     data, _ = patience(lambda: store.get(f"{result.path}RESULT.json", generation=result.generation))
     try:
         manifest = ResultManifest.from_json(data)
@@ -57,22 +122,19 @@ def fetch_result(
         raise Damaged(
             f"{result.path}RESULT.json: digest is {manifest.digest}, HEAD names {result.digest}"
         )
-
-    def fetch(file: ResultFile) -> None:
-        to, path = into / file.name, result.path + file.name
-
-        def once() -> Place:
-            with Place(to, 0, hashlib.sha256(), until=file.size) as place:
-                store.stream(path, place)
-            return place
-
-        place = patience(once)
-        found = place.hasher.hexdigest()
-        if place.written != file.size or found != file.sha256:
-            raise Damaged(f"{path}: sha256 is {found}, the committed one is {file.sha256}")
-
-    for file in manifest.files:
-        (into / file.name).parent.mkdir(parents=True, exist_ok=True)
-        (into / file.name).write_bytes(b"")
-    by_size(store, [(file.size, lambda file=file: fetch(file)) for file in manifest.files])
     return manifest
+
+
+def _fetch_file(store: Store, path: str, file: ResultFile, to: Path, patience: Patience) -> None:
+    """Downloads one file. Raises Damaged if its bytes are not those of the list."""
+    to.write_bytes(b"")
+
+    def once() -> Place:
+        with Place(to, 0, hashlib.sha256(), until=file.size) as place:
+            store.stream(path, place)
+        return place
+
+    place = patience(once)
+    found = place.hasher.hexdigest()
+    if place.written != file.size or found != file.sha256:
+        raise Damaged(f"{path}: sha256 is {found}, the committed one is {file.sha256}")

@@ -218,7 +218,18 @@ class OpenedRun:
         of its step. Raises OperateError if there is none, or if the run has parts and none is
         named.
         """
-        head, place = self._head(), self._place
+        head = self._head()
+        best = _checkpoint(self._best_of(head, part))
+        at = {name: best[name] for name in ("part", "step") if name in best}
+        row = next((row for row in self.rows() if at.items() <= row.items()), {})
+        return {**row, **best}
+
+    def best_checkpoint(self, part: str | None = None) -> Checkpoint:
+        """The same checkpoint as HEAD's chain names it. Raises as `best` does."""
+        return self._best_of(self._head(), part)
+
+    def _best_of(self, head: Head, part: str | None) -> Checkpoint:
+        place = self._place
         if part is not None:
             self._part(head, part)
         elif names := [one.name for one in self._parts(head)]:
@@ -235,25 +246,26 @@ class OpenedRun:
                 f"{self._place.name}: has no best checkpoint; the trainer names one with "
                 "run.eval(…, best='max')"
             )
-        best = _checkpoint(tagged[-1])
-        at = {name: best[name] for name in ("part", "step") if name in best}
-        row = next((row for row in self.rows() if at.items() <= row.items()), {})
-        return {**row, **best}
+        return tagged[-1]
 
     def result(self, part: str | None = None) -> Path:
         """A folder with the verified files of the result of a finished run or part; do not write to
         it. The result of a run with parts has a folder for each part.
         """
+        return self._cached(self.named_result(part))
+
+    def named_result(self, part: str | None = None) -> Result:
+        """Where the result of the finished run or part is, as HEAD names it."""
         head = self._head()
         if part is not None:
-            return self._cached(self._result_of(head, part))
+            return self._result_of(head, part)
         result = head.end.result if head.end else None
         if result is None:
             raise OperateError(
                 f"{self._place.name}: the run is {head.state.value} at step {self.step} and has "
                 "no result; it has one once it is done"
             )
-        return self._cached(result)
+        return result
 
     def _parts(self, head: Head) -> tuple[Part, ...]:
         with self._reading():

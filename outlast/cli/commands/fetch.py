@@ -1,0 +1,46 @@
+"""`outlast fetch`."""
+
+import json
+from pathlib import Path
+
+import click
+
+from outlast.cli.terminal import say
+
+
+@click.command()
+@click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
+@click.option(
+    "--into",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("results"),
+    show_default=True,
+    help="The folder for all results.",
+)
+@click.option("--best", is_flag=True, help="The best checkpoint so far, instead of the result.")
+@click.option("--part", metavar="NAME", help="Of one part of a run with parts.")
+@click.option("--json", "as_json", is_flag=True, help="Print paths and files as JSON.")
+def fetch(
+    experiments: tuple[str, ...], into: Path, best: bool, part: str | None, as_json: bool
+) -> None:
+    """Fetch results into results/EXPERIMENT/RUN, and print these folders.
+
+    Every file is verified before it gets its name. An interrupted fetch continues when it is called
+    again; a file with other bytes is never replaced. EXPERIMENT may also be a run's folder or gs://
+    path. Exit code 1: there is no result, or it cannot be read or written.
+
+    \b
+    outlast wait first && outlast fetch first
+    outlast fetch first --best
+    """
+    from outlast.cli import fetch as fetching
+    from outlast.cli import runs
+
+    found = []
+    for experiment in experiments:
+        one = fetching.fetch(runs.find(experiment), into, part=part, best=best)
+        found.append(one.as_json())
+        if not as_json:
+            say(str(one.path))
+    if as_json:
+        say(json.dumps(found[0] if len(experiments) == 1 else found, indent=2))

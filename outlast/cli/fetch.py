@@ -1,0 +1,101 @@
+"""Fetches a run's result, or its best checkpoint, into a folder with a stable path.
+
+Every file is verified against the run's own list before it gets its name, and an interrupted fetch
+continues where it stopped.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outlast.base.names import check_object_name
+from outlast.base.retry import BRIEF
+from outlast.bucket.head import read_head
+from outlast.bucket.parts import own_step
+from outlast.bucket.restore import Reader
+from outlast.bucket.results import complete_result
+from outlast.cli.errors import OperateError, reading
+from outlast.cli.runs import OpenedRun, Place
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What is in a folder now."""
+
+    experiment: str
+    run: str
+    path: Path
+    files: tuple[str, ...]
+    step: int | None
+    """Of the checkpoint; None for a result."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "experiment": self.experiment,
+            "run": self.run,
+            "path": str(self.path),
+            "files": list(self.files),
+            "step": self.step,
+        }
+
+
+def fetch(place: Place, into: Path, *, part: str | None = None, best: bool = False) -> Fetched:
+    """Fetches the result of a finished run or part, or the best checkpoint so far.
+
+    Returns `into/<experiment>/<run>`, for a part with its name, and for a checkpoint with
+    `best-step-<step>`. Raises OperateError if there is none, it is damaged, or a file there has
+    other bytes.
+    """
+    experiment, run = names(place)
+    folder = into / experiment / run
+    if part is not None:
+        folder = folder / check_object_name(part)
+    opened = OpenedRun(place)
+    try:
+        with reading(place.name):
+            if best:
+                return _best(place, opened, part, folder, experiment, run)
+            result = opened.named_result(part)
+            manifest = complete_result(place.store, result, folder)
+    except FileExistsError as error:
+        raise OperateError(f"{error}; move it away, or fetch --into another folder") from None
+    except OSError as error:
+        raise OperateError(f"{folder}: {error.strerror or error}") from None
+    files = tuple(file.name for file in manifest.files)
+    return Fetched(experiment, run, folder, files, None)
+
+
+def _best(
+    place: Place, opened: OpenedRun, part: str | None, folder: Path, experiment: str, run: str
+) -> Fetched:
+    checkpoint = opened.best_checkpoint(part)
+    step = own_step(checkpoint)
+    folder = folder / f"best-step-{step}"
+    reader = Reader(place.store, BRIEF)
+    if not reader.has(checkpoint, folder):
+        if folder.exists():
+            raise FileExistsError(f"{folder}: has other bytes than the checkpoint")
+        reader.read(checkpoint, folder)
+    there = sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
+    return Fetched(experiment, run, folder, tuple(there), step)
+
+
+def names(place: Place) -> tuple[str, str]:
+    """The names of a run's experiment and of the run, for a path. A run in a folder has its name
+    only in HEAD, and its folder's for an experiment. Raises OperateError.
+    """
+    if place.folder is None:
+        found = (place.layout.prefix.rpartition("/")[2], place.layout.run)
+    else:
+        with reading(place.name):
+            owner = read_head(place.store, place.layout).head.owner
+        found = (place.folder.resolve().name, owner.rpartition("/")[2])
+    for name in found:
+        if not NAME.fullmatch(name):
+            raise OperateError(f"{place.name}: its name {name!r} cannot be a folder's")
+    return found
