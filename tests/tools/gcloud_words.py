@@ -37,6 +37,7 @@ COMMANDS = {
     "compute ssh": _of(1, 1, "--zone --command", "--tunnel-through-iap"),
     "projects create": _of(0, 1, "--name --folder --organization"),
     "secrets create": _of(1, 1, "--replication-policy --data-file"),
+    "iam roles create": _of(1, 1, "--file"),
     "secrets versions add": _of(1, 1, "--data-file"),
     "services enable": _of(1, 99),
     "storage buckets update": _of(

@@ -33,6 +33,19 @@ VERSIONS = ("v1", "beta")
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
+ALSO = {
+    **{
+        f"{kind}.{verb}": ("networks.updatePolicy",)
+        for kind in ("firewalls", "routers", "subnetworks")
+        for verb in ("create", "delete", "update")
+    },
+    "instanceGroupManagers.create": ("instances.create", "instanceTemplates.useReadOnly"),
+}
+"""What else a call needs besides its own permission: methods firewalls.insert, subnetworks.insert,
+routers.insert and instanceGroupManagers.insert of the reference of the Compute API. From memory
+(docs/assumptions.md)."""
+
+
 class Api:
     """Authorizes and checks calls, and answers with the result or refusal of their handlers."""
 
@@ -93,6 +106,8 @@ class Api:
             method.check_query(query)
             method.check_body(body)
             call = Call(version, params, query, rules.cleaned(body), body)
+            if permission == "instanceTemplates.create" and _has_account(call.body):
+                self._cloud.authorize(request, "iam.serviceAccounts.actAs")
             path = request.url.path.partition(f"/projects/{params['project']}/")[2]
             if request.method == "POST" and isinstance(call.body.get("name"), str):
                 path += f"/{call.body['name']}"  # the name of the object to create
@@ -120,7 +135,8 @@ class Api:
         if permission:
             if params["project"] not in (self._cloud.project, self._cloud.project_number):
                 raise unknown(project)
-            self._cloud.authorize(request, f"compute.{permission}")
+            for one in (permission, *ALSO.get(permission, ())):
+                self._cloud.authorize(request, f"compute.{one}")
         if "zone" in params and not has_zone(params["zone"]):
             raise unknown(f"{project}/zones/{params['zone']}")
         if "region" in params and params["region"] not in ZONES:
@@ -181,3 +197,9 @@ class Api:
         places = ["global", *(f"regions/{r}" for r in ZONES), *(f"zones/{z}" for z in ALL_ZONES)]
         scopes = {place: self._operations.of(place) for place in places}
         return aggregated("operation", "operations", scopes, lambda operation: operation)
+
+
+def _has_account(body: Json) -> bool:
+    """Whether VMs of a template run as a service account, which its creator must be allowed to
+    use."""
+    return bool((body.get("properties") or {}).get("serviceAccounts"))
