@@ -9,13 +9,14 @@
 #
 # Metadata (instance/attributes): outlast-bucket, outlast-prefix, outlast-run, outlast-resume,
 #   outlast-placement, outlast-bundle, outlast-bundle-sha256, outlast-delivery (`image`),
-#   outlast-timeouts (`iam_propagation`, `backoff`), outlast-health (PORT and LIMIT_SEC).
+#   outlast-timeouts (`iam_propagation`, `silence`, `backoff`), outlast-health (PORT and LIMIT_SEC).
 # Environment: lib.sh lists it; PIP_* reaches pip if the image has no interpreter baked in.
 #
 # A failure powers the VM off, so that its group tries again. If the next boot would fail too, the VM
 # leaves the group first: after MAX_NO_PROGRESS boots in a row without an attempt, for the same resume
-# and placement; if the bucket still refuses after the `iam_propagation` wait; or if the metadata is
-# incomplete. The supervisor ends only to end the machine, or by a crash, so the VM powers off after
+# and placement; if the bucket still refuses after the `iam_propagation` wait; if the bucket or the
+# metadata server gives no answer for `silence`; or if the metadata is incomplete. A VM that gets no
+# token for its group can only power off. The supervisor ends only to end the machine, or by a crash, so the VM powers off after
 # it with any exit code.
 #
 # Exit codes: 0 the supervisor runs (systemd) or is done; 75 stopped by a signal before it ran; 1 or
@@ -81,10 +82,14 @@ boot::check_tools() {
 # boot::read_metadata: reads this VM's identity and its run, and sets the names that follow from them.
 boot::read_metadata() {
   local keys=(bucket prefix run resume placement bundle bundle-sha256)
-  retry::run "$METADATA_TRIES" metadata::load id name zone \
+  retry::until_answered metadata::load id name zone \
     "${keys[@]/#/attributes/outlast-}" attributes/outlast-timeouts attributes/outlast-health \
     attributes/outlast-delivery \
-    network-interfaces/0/ip || return
+    network-interfaces/0/ip || {
+    log::error "$CURRENT_STEP" "the metadata server gives no complete answer"
+    HOPELESS="$LAST_ERROR"
+    return 1
+  }
   metadata::require id name zone "${keys[@]/#/attributes/outlast-}" || {
     HOPELESS="$LAST_ERROR"
     return "$STATUS_ABSENT"
@@ -297,10 +302,11 @@ boot::judge_crash() {
   local message="the supervisor ended unexpectedly with status $1"
   CURRENT_STEP=supervisor
   log::error supervisor "$message: $(tail -n 1 "$STEP_LOG")"
-  if [[ -z $BOOT_RECORD ]] && ! boot::read_metadata; then
-    return 0
-  fi
   boot::give_last_words
+  if [[ -z $BOOT_RECORD ]]; then
+    boot::read_metadata || return 0
+    boot::give_last_words
+  fi
   if ! boots::find_unattempted; then
     boot::judge_uncounted
   elif grep -qxF "$BOOT_RECORD" "$RUN_DIR/unattempted"; then
@@ -372,14 +378,15 @@ boot::count_unattempted() {
 # it is gone or its reader pays. Without a usable answer, another VM may succeed.
 boot::judge_uncounted() {
   if ! http::is_undecided && [[ $HTTP_STATUS != 401 ]]; then
-    HOPELESS="${REFUSED:-earlier boots cannot be read: status $HTTP_STATUS}"
+    HOPELESS="${GIVEN_UP:-earlier boots cannot be read: status $HTTP_STATUS}"
   fi
 }
 
 boot::leave_if_hopeless() {
   if [[ -n $HOPELESS ]]; then
     log::error "$CURRENT_STEP" "this VM leaves its group, as the next one would fail too: $HOPELESS"
-    leave::group "${METADATA["id"]:-}"
+    leave::group "${METADATA["id"]:-}" ||
+      log::error "$CURRENT_STEP" "without a token this VM cannot leave its group, which will recreate it"
   fi
 }
 
@@ -400,8 +407,11 @@ boot::record_end() {
 # boot::give_last_words: gives the last calls a short budget and a fresh token.
 boot::give_last_words() {
   rm -f "$RUN_DIR/authorization"
-  REFUSED=""
+  GIVEN_UP=""
+  LAST_WORDS=1
+  CALL_SEC=$((LAST_WORDS_TENTHS / 10))
   IAM_UNTIL=$(($(time::tenths) + (IAM_PROPAGATION < LAST_WORDS_TENTHS ? IAM_PROPAGATION : LAST_WORDS_TENTHS)))
+  SILENT_UNTIL="$IAM_UNTIL"
 }
 
 # boot::fail RC: ends a boot whose step CURRENT_STEP failed.
@@ -412,7 +422,7 @@ boot::fail() {
     reason="$REASON_FORBIDDEN"
   fi
   log::error "$CURRENT_STEP" "this boot is over: $message"
-  HOPELESS="${HOPELESS:-$REFUSED}"
+  HOPELESS="${HOPELESS:-$GIVEN_UP}"
   if [[ -n $BOOT_RECORD ]]; then
     boot::give_last_words
     boot::record_end "$reason" "$rc" "$message"
@@ -464,6 +474,7 @@ boot::run() {
     : >"$RUN_DIR/scratch"
   fi
   system::use_scratch
+  SILENT_UNTIL=$(($(time::tenths) + SILENCE))
   # A boot of a machine that is stopping has not failed.
   trap 'SETTLED=1; exit "$EXIT_INTERRUPTED"' TERM INT
   rm -f "$RUN_DIR/ready" "$RUN_DIR/authorization"

@@ -11,20 +11,28 @@
 # Longest pause between tries while the membership is not known or the group refuses.
 readonly LEAVE_DELAY_MAX_TENTHS=3000
 
+# How long a VM tries without a token and the names that the metadata server gives. Then only another
+# VM, on another host, may get them.
+readonly LEAVE_WITHOUT_TOKEN_TENTHS=600
+
 readonly GROUP_RULE='^projects/[^/]+/((zones|regions)/[^/]+/instanceGroupManagers/[^/]+)$'
 
-# leave::group INSTANCE_ID: returns when the VM may power off: it is not a member, or the group has
-# accepted that it leaves. Waits without a limit: the template's deadline ends the VM anyway.
+# leave::group INSTANCE_ID: returns when the VM may power off: 0 if it is not a member, or the group
+# has accepted that it leaves; 1 if the metadata server gives no token. Waits for the group without a
+# limit: the template's deadline ends the VM anyway.
 leave::group() {
-  local group
-  if ! group="$(leave::find_group)"; then
+  local id="$1" group rc=0 self delay="$((BACKOFF > 0 ? BACKOFF : 1))"
+  SILENT_UNTIL=$(($(time::tenths) + LEAVE_WITHOUT_TOKEN_TENTHS))
+  group="$(leave::find_group)" || rc=$?
+  if ((rc == STATUS_ABSENT)); then
     log::info leave "no managed group made this VM"
     return 0
+  elif ((rc != 0)) || { [[ -z $id ]] && ! id="$(retry::until_answered metadata::get instance/id)"; }; then
+    return 1
   fi
-  local delay="$((BACKOFF > 0 ? BACKOFF : 1))" rc self
   while :; do
     rc=0
-    self="$(leave::find_self "$group" "$1")" || rc=$?
+    self="$(leave::find_self "$group" "$id")" || rc=$?
     case "$rc" in
     0)
       if leave::ask_out "$group" "$self"; then
@@ -37,6 +45,11 @@ leave::group() {
       ;;
     *)
       log::warn leave "not known whether this VM is a member of $group; waiting"
+      if [[ -e $RUN_DIR/authorization ]]; then
+        SILENT_UNTIL=$(($(time::tenths) + LEAVE_WITHOUT_TOKEN_TENTHS))
+      elif (($(time::tenths) >= SILENT_UNTIL)); then
+        return 1
+      fi
       ;;
     esac
     time::sleep_tenths "$delay"
@@ -45,25 +58,16 @@ leave::group() {
 }
 
 # leave::find_group: prints projects/P/zones/Z/instanceGroupManagers/NAME (or regions/R), with the
-# project's id instead of its number. Returns 22 if the VM has no group; retries any other error of
-# the metadata server.
+# project's id instead of its number. Returns 22 if the VM has no group, 1 if the metadata server does
+# not say.
 leave::find_group() {
-  local group project rc
-  while :; do
-    rc=0
-    group="$(metadata::get instance/attributes/created-by)" || rc=$?
-    if ((rc == 0)) && [[ ! $group =~ $GROUP_RULE ]]; then
-      return "$STATUS_ABSENT"
-    fi
-    if ((rc == 0)) && project="$(metadata::get project/project-id)"; then
-      printf 'projects/%s/%s' "$project" "${BASH_REMATCH[1]}"
-      return 0
-    fi
-    if ((rc == STATUS_ABSENT)); then
-      return "$STATUS_ABSENT"
-    fi
-    time::sleep_tenths "$((BACKOFF > 0 ? BACKOFF : 1))"
-  done
+  local group project
+  group="$(retry::until_answered metadata::get instance/attributes/created-by)" || return
+  if [[ ! $group =~ $GROUP_RULE ]]; then
+    return "$STATUS_ABSENT"
+  fi
+  project="$(retry::until_answered metadata::get project/project-id)" || return
+  printf 'projects/%s/%s' "$project" "${BASH_REMATCH[1]}"
 }
 
 # leave::find_self GROUP ID: prints the URL of the member with this instance id. Returns 22 if it is

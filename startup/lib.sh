@@ -48,8 +48,9 @@ declare -gA METADATA=()
 # HTTP status of the last http::call: three digits, 000 without an answer.
 HTTP_STATUS=000
 
-# The call that the bucket still refuses after the `iam_propagation` wait; set by http::persist.
-REFUSED=""
+# The call that the bucket still refuses after the `iam_propagation` wait, or has not answered for
+# `silence`; set by http::persist.
+GIVEN_UP=""
 
 # The last error that was logged; the boot's end record contains it.
 LAST_ERROR=""
@@ -63,10 +64,19 @@ readonly LAST_LINES=20
 
 # Tenths of a second; settings, read by timeouts::read.
 IAM_PROPAGATION=6000
+SILENCE=9000
 BACKOFF=100
 
-# End of the boot's budget for calls that are not permitted yet, as a time of time::tenths.
+# Ends of the waits for calls that are not permitted yet, and for calls without an answer, as times of
+# time::tenths.
 IAM_UNTIL=0
+SILENT_UNTIL=0
+
+# Set once a boot has failed: its last calls have a short budget, which http::call does not extend.
+LAST_WORDS=""
+
+# Seconds that one call may take.
+CALL_SEC=120
 
 # ---- time ---------------------------------------------------------------------------------------
 
@@ -149,6 +159,22 @@ retry::run() {
       return "$rc"
     fi
     n=$((n + 1))
+    time::sleep_tenths "$delay"
+    delay="$(retry::next_delay "$delay")"
+  done
+}
+
+# retry::until_answered COMMAND...: repeats a command until it succeeds or returns STATUS_ABSENT, at most
+# until SILENT_UNTIL; returns the last status.
+retry::until_answered() {
+  local rc delay
+  delay="$(retry::first_delay)"
+  while :; do
+    rc=0
+    "$@" || rc=$?
+    if ((rc == 0 || rc == STATUS_ABSENT || $(time::tenths) >= SILENT_UNTIL)); then
+      return "$rc"
+    fi
     time::sleep_tenths "$delay"
     delay="$(retry::next_delay "$delay")"
   done
@@ -300,12 +326,14 @@ metadata::token() {
   printf '%s' "${BASH_REMATCH[1]}"
 }
 
-# timeouts::read JSON: reads `iam_propagation` and `backoff` from the object in outlast-timeouts; a
-# missing key keeps its default.
+# timeouts::read JSON: reads `iam_propagation`, `silence` and `backoff` from the object in
+# outlast-timeouts; a missing key keeps its default. The waits begin now.
 timeouts::read() {
   IAM_PROPAGATION="$(timeouts::tenths iam_propagation "$1" "$IAM_PROPAGATION")"
+  SILENCE="$(timeouts::tenths silence "$1" "$SILENCE")"
   BACKOFF="$(timeouts::tenths backoff "$1" "$BACKOFF")"
   IAM_UNTIL=$(($(time::tenths) + IAM_PROPAGATION))
+  SILENT_UNTIL=$(($(time::tenths) + SILENCE))
 }
 
 # timeouts::tenths KEY JSON DEFAULT
@@ -345,7 +373,7 @@ http::authorise() {
 }
 
 # http::call URL BODY [CURL ARGUMENTS...]: sends a call, writes the answer to the file BODY and sets
-# HTTP_STATUS. Returns 0 for 2xx.
+# HTTP_STATUS. A final answer ends a silence. Returns 0 for 2xx.
 http::call() {
   local url="$1" body="$2"
   shift 2
@@ -355,10 +383,13 @@ http::call() {
   fi
   : >"$body"
   # curl prints the status from the headers even if the body was cut; that is not an answer.
-  HTTP_STATUS="$("${CURL[@]}" --max-time 120 --header "@$RUN_DIR/authorization" \
+  HTTP_STATUS="$("${CURL[@]}" --max-time "$CALL_SEC" --header "@$RUN_DIR/authorization" \
     --output "$body" --write-out '%{http_code}' "$@" "$url")" || HTTP_STATUS=000
   if [[ $HTTP_STATUS == 401 ]]; then
     rm -f "$RUN_DIR/authorization"
+  fi
+  if [[ -z $LAST_WORDS ]] && ! http::is_undecided; then
+    SILENT_UNTIL=$(($(time::tenths) + SILENCE))
   fi
   [[ $HTTP_STATUS == 2?? ]]
 }
@@ -368,9 +399,9 @@ http::is_undecided() {
   [[ $HTTP_STATUS =~ ^(000|408|429|5..)$ ]]
 }
 
-# http::persist WHAT COMMAND...: repeats a command while its answer may still change, until IAM_UNTIL.
-# That includes 401, 403 and 404, which new permissions that are still spreading may cause. Returns
-# the last status.
+# http::persist WHAT COMMAND...: repeats a command while its answer may still change: until
+# SILENT_UNTIL if there is none, and until IAM_UNTIL for 401, 403 and 404, which new permissions that
+# are still spreading may cause. Returns the last status.
 http::persist() {
   local what="$1"
   shift
@@ -385,7 +416,10 @@ http::persist() {
     if ! http::is_undecided && [[ ! $HTTP_STATUS =~ ^40[134]$ ]]; then
       break
     fi
-    left=$((IAM_UNTIL - $(time::tenths)))
+    left=$((SILENT_UNTIL - $(time::tenths)))
+    if [[ $HTTP_STATUS =~ ^40[134]$ ]]; then
+      left=$((IAM_UNTIL - $(time::tenths)))
+    fi
     if ((left <= 0)); then
       break
     fi
@@ -399,7 +433,9 @@ http::persist() {
     delay="$(retry::next_delay "$delay")"
   done
   if [[ $HTTP_STATUS =~ ^40[134]$ ]]; then
-    REFUSED="$what: status $HTTP_STATUS"
+    GIVEN_UP="$what: status $HTTP_STATUS"
+  elif http::is_undecided && [[ -z $LAST_WORDS ]]; then
+    GIVEN_UP="$what: no answer for $((SILENCE / 10)) s, the last status $HTTP_STATUS"
   fi
   log::error "$CURRENT_STEP" "$what: status $HTTP_STATUS"
   return "$rc"

@@ -317,6 +317,10 @@ class ExperimentArgs(TypedDict, total=False):
     """Seconds to wait after the first refused call. Default: `10`"""
     iam_propagation_sec: int
     """Seconds that new permissions may take to reach the VM. Default: `600`"""
+    silence_sec: int
+    """Seconds without an answer from storage after which an attempt ends; from storage or the
+    metadata server, after which a booting VM leaves its group. Default: `900`
+    """
     driver_install_sec: int
     """Seconds that a VM with GPUs may take to install its driver. Default: `600`"""
     successor_silence_sec: int

@@ -564,6 +564,13 @@ class TimeoutsInSeconds(Section):
         int(Timeouts.iam_propagation),
         description="Seconds that new permissions may take to reach the VM",
     )
+    silence_sec: Seconds = Field(
+        int(Timeouts.silence),
+        description=(
+            "Seconds without an answer from storage after which an attempt ends; from storage or "
+            "the metadata server, after which a booting VM leaves its group"
+        ),
+    )
     driver_install_sec: SecondsOr0 = Field(
         int(Timeouts.driver_install),
         description="Seconds that a VM with GPUs may take to install its driver",

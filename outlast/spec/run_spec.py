@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self
 
 from outlast.base.codec import format_time
+from outlast.base.retry import SILENT_SEC
 from outlast.protocol import parse_every
 from outlast.spec import secrets
 from outlast.spec.command_words import QUIET_SEC
@@ -43,6 +44,9 @@ class Timeouts:
     """First wait after a refused or unanswered call; doubles up to sixty times itself."""
     iam_propagation: float = 600.0
     """Time that new permissions may take to spread."""
+    silence: float = SILENT_SEC
+    """Time without an answer from storage after which an attempt ends; from storage or the metadata
+    server, after which a boot leaves the group."""
     successor_silence: float = 600.0
     """A successor without a heartbeat for this long counts as dead."""
     notice: float = 120.0

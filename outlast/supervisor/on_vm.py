@@ -273,9 +273,10 @@ def _webhook(spec: RunSpec, reader: SecretReader, mask: Mask) -> Webhook:
 
 
 def _vm_patience(spec: RunSpec, clock: MachineClock) -> Patience:
-    """Patience with storage: as long as a permission needs to spread, and 15 minutes without an
-    answer."""
-    return Patience(clock.unsigned, limits=Limits(forbidden_sec=spec.timeouts.iam_propagation))
+    """Patience with storage: as long as a permission needs to spread, and a silence lasts."""
+    timeouts = spec.timeouts
+    limits = Limits(silent_sec=timeouts.silence, forbidden_sec=timeouts.iam_propagation)
+    return Patience(clock.unsigned, limits=limits)
 
 
 def _code_patience(spec: RunSpec, clock: Clock) -> Patience:

@@ -136,11 +136,15 @@ members() {
   printf '[%s]' "$text" >"$CLOUD/members.json"
 }
 
-# vm::boot: as the guest agent does it: a file of the metadata's bytes in its own folder.
+# vm::boot: as the guest agent does it: a file of the metadata's bytes in its own folder. BOOT_EDIT, of
+# sed, shortens a constant.
 vm::boot() {
   local folder rc=0
   folder="$(mktemp -d "$TMPDIR/metadata-scripts-XXXXXX")"
   cp "$BATS_FILE_TMPDIR/boot.sh" "$folder/startup-script"
+  if [[ -n ${BOOT_EDIT:-} ]]; then
+    sed -i "$BOOT_EDIT" "$folder/startup-script"
+  fi
   chmod 755 "$folder/startup-script"
   # bash starts its background jobs with SIGINT ignored; the guest agent does not.
   env --default-signal=INT /bin/bash -c "$folder/startup-script" || rc=$?

@@ -159,6 +159,87 @@ order() {
   [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
 }
 
+# silent SECONDS: how long this boot waits for an answer of the bucket.
+silent() {
+  metadata attributes/outlast-timeouts "{\"backoff\":0,\"iam_propagation\":600,\"silence\":$1}"
+}
+
+@test "a bucket that gives no answer at all: the boot leaves after its silence, no later one counts" {
+  silent 1
+  fault GET storage/v1 0 -1
+  fault POST upload 0 -1
+  run -1 vm::boot
+  said 'the next one would fail too: boot record .*: no answer for 1 s, the last status 000'
+  [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
+}
+
+@test "a bucket that always says 503: the boot leaves after its silence" {
+  silent 1
+  fault GET storage/v1 503 -1
+  fault POST upload 503 -1
+  run -1 vm::boot
+  said 'no answer for 1 s, the last status 503'
+  [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
+}
+
+@test "storage that refuses connections, has no name, or never answers: leave" {
+  local port host
+  "$PYTHON" -c 'import socket, time
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+time.sleep(600)' >"$BATS_TEST_TMPDIR/port" 3>&- &
+  local job=$!
+  wait_until test -s "$BATS_TEST_TMPDIR/port"
+  port="$(<"$BATS_TEST_TMPDIR/port")"
+  silent 1
+  for host in 127.0.0.1:1 storage.invalid "127.0.0.1:$port"; do
+    : >"$CLOUD/calls"
+    STORAGE_EMULATOR_HOST="http://$host" BOOT_EDIT='s/^CALL_SEC=120$/CALL_SEC=2/' run -1 vm::boot
+    [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
+  done
+  kill "$job"
+}
+
+@test "a silence that ends does not make a VM leave, even if calls were not permitted before" {
+  cp "$BATS_FILE_TMPDIR/bundle.zip" "$(object experiments/digits/bundles/bundle.zip)"
+  silent 60
+  fault POST upload 503 3
+  fault GET bundle.zip 403 1
+  fault GET bundle.zip 0 2
+  run -0 vm::boot
+  [[ "$(order)" == "poweroff " ]]
+}
+
+@test "metadata that is incomplete for long, with a token: leave" {
+  fault GET instance/zone 503 -1
+  BOOT_EDIT='s/^SILENCE=9000$/SILENCE=10/' run -1 vm::boot
+  said 'the next one would fail too: the metadata server gives no complete answer'
+  [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
+}
+
+@test "a metadata server without an id at first, and then with one: leave" {
+  fault GET instance/id 503 2
+  fault GET instance/zone 503 -1
+  BOOT_EDIT='s/^SILENCE=9000$/SILENCE=0/' run -1 vm::boot
+  [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
+}
+
+@test "a metadata server that is down: a VM can only power off, and says so" {
+  fault GET computeMetadata 503 -1
+  BOOT_EDIT='s/^SILENCE=9000$/SILENCE=10/; s/_WITHOUT_TOKEN_TENTHS=600$/_WITHOUT_TOKEN_TENTHS=10/' \
+    run -1 vm::boot
+  said 'without a token this VM cannot leave its group'
+  [[ "$(order)" == "poweroff " ]]
+}
+
+@test "a VM that gets no token can only power off" {
+  silent 1
+  fault GET default/token 503 -1
+  BOOT_EDIT='s/_WITHOUT_TOKEN_TENTHS=600$/_WITHOUT_TOKEN_TENTHS=10/' run -1 vm::boot
+  said 'without a token this VM cannot leave its group'
+  [[ "$(order)" == "poweroff " ]]
+}
+
 @test "permissions that never come: the first boot leaves after its iam wait, its end written" {
   cp "$BATS_FILE_TMPDIR/bundle.zip" "$(object experiments/digits/bundles/bundle.zip)"
   metadata attributes/outlast-timeouts '{"backoff":0,"iam_propagation":0}'

@@ -65,7 +65,9 @@ setup() {
   timeouts::read '{"backoff":0.5,"heartbeat":10}'
   [[ $BACKOFF == 5 && $IAM_PROPAGATION == 6000 ]]
   timeouts::read '{ "iam_propagation" : 12 }'
-  [[ $IAM_PROPAGATION == 120 ]]
+  [[ $IAM_PROPAGATION == 120 && $SILENCE == 9000 ]]
+  timeouts::read '{"silence":30}'
+  [[ $SILENCE == 300 ]]
 }
 
 @test "a log line has time, level, step and message, on stderr and the serial port" {

@@ -10,6 +10,7 @@ import pytest
 
 from outlast.base import exits
 from outlast.spec import startup_script
+from outlast.spec.run_spec import Timeouts
 
 SHELL_BOOT_REASONS = frozenset(
     {
@@ -93,6 +94,14 @@ def test_exit_codes_are_those_of_python() -> None:
     assert set(shell.values()) == SUPERVISOR_EXITS
     assert all(getattr(exits, name) == value for name, value in shell.items())
     assert int(constants("MAX_NO_PROGRESS")["MAX_NO_PROGRESS"]) == exits.MAX_NO_PROGRESS
+
+
+def test_waits_are_those_of_the_settings_until_they_are_read() -> None:
+    text = (REPO / "startup" / "lib.sh").read_text()
+    shell = dict(re.findall(r"^(IAM_PROPAGATION|SILENCE|BACKOFF)=(\d+)$", text, re.MULTILINE))
+    assert len(shell) == 3
+    for name, tenths in shell.items():
+        assert int(tenths) == 10 * getattr(Timeouts, name.lower())
 
 
 def test_the_shell_writes_only_its_own_reasons() -> None:

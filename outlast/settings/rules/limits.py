@@ -14,6 +14,7 @@ def timeouts_of(given: Keys, *, spot: bool) -> str:
             "failure_grace": given.failure_grace_sec,
             "backoff": given.backoff_sec,
             "iam_propagation": given.iam_propagation_sec,
+            "silence": given.silence_sec,
             "successor_silence": given.successor_silence_sec,
             "notice": given.notice_sec,
             "stop": given.stop_sec or machines.stop_sec(spot=spot),
