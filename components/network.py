@@ -40,7 +40,8 @@ class Network(pulumi.ComponentResource):
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("outlast:index:Network", name, {}, opts)
-        child = pulumi.ResourceOptions(parent=self)
+        # Another description would replace a network that VMs use.
+        child = pulumi.ResourceOptions(parent=self, ignore_changes=["description"])
         said = labels.described("Outlast: VMs without external addresses", args.get("mark", ""))
         network = compute.Network(
             f"{name}-vpc",
@@ -78,7 +79,7 @@ class Network(pulumi.ComponentResource):
                 subnetworks=[
                     {"name": subnetwork.id, "source_ip_ranges_to_nats": ["ALL_IP_RANGES"]}
                 ],
-                opts=child,
+                opts=pulumi.ResourceOptions(parent=self),
             )
         self.network = network.id
         self.subnetwork = subnetwork.id

@@ -62,5 +62,6 @@ class VmAccess(pulumi.ComponentResource):
             allows=[{"protocol": "tcp", "ports": [str(port)]}],
             source_ranges=list(sources),
             target_tags=[args["tag"]],
-            opts=pulumi.ResourceOptions(parent=self),
+            # Another description would replace the rule, and cut off VMs meanwhile.
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["description"]),
         )

@@ -20,7 +20,7 @@ from outlast.base.exits import (
 )
 from outlast.bucket import upload as upload_module
 from outlast.bucket.boot import Claim
-from outlast.bucket.head import Head
+from outlast.bucket.head import Head, Move, Phase
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptEnd, AttemptStart, EndCopy, Heartbeat
 from outlast.bucket.records import read_record, write_record
@@ -823,6 +823,32 @@ def damaged(head: bytes | None) -> Callable[[World], None]:
 
 def owned_by_another(world: World) -> None:
     world.store.put(LAYOUT.head, dataclasses.replace(world.head, owner="someone").to_json())
+
+
+def moved(world: World) -> None:
+    """As `outlast handover --to` begins: under the next term."""
+    head, move = world.head, Move("gs://new/experiments/e/r", Phase.LEAVING)
+    world.store.put(LAYOUT.head, dataclasses.replace(head, term=head.term + 1, move=move).to_json())
+
+
+def test_an_attempt_on_a_run_that_is_handed_over_ends_and_its_vm_leaves(world: World) -> None:
+    def script(life: Life) -> int:
+        life.advance(1)
+        life.commit()
+        moved(world)
+        return life.hang()
+
+    vm = world.boot(script)
+    assert vm.run() == 0
+    end = world.end_of(1)
+    assert end.reason is Reason.FENCED
+    assert "is being handed over to gs://new/experiments/e/r" in end.message
+    assert world.cloud.groups["group"] == []
+    again = world.boot()
+    assert again.run() == 0 and again.trainers == []
+    refused = world.boot_end_of(again)
+    assert refused is not None and refused.reason is Reason.REFUSED
+    assert "is being handed over to" in refused.message
 
 
 @pytest.mark.parametrize(
