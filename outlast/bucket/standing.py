@@ -54,15 +54,24 @@ _ENDED = frozenset(
 )
 
 
+def is_reopened(head: Head, resume: int | None) -> bool:
+    """Whether a VM of this resume will reopen the run, which has ended or expired."""
+    return resume is not None and resume > head.resume and head.state is not State.DONE
+
+
 def standing(
-    head: Head | None, newest: Attempt | None, now: datetime, wait: Standing | None = None
+    head: Head | None,
+    newest: Attempt | None,
+    now: datetime,
+    wait: Standing | None = None,
+    resume: int | None = None,
 ) -> Standing:
     """The one rule for how a run stands.
 
     `newest`: its newest attempt; `now`: server time; `wait`: what it waits for, if the group or
-    the boot records show a later VM than the attempt's.
+    the boot records show a later VM than the attempt's; `resume`: its stack's, if that is known.
     """
-    if head is None:
+    if head is None or is_reopened(head, resume):
         return wait or Standing.WAITING
     if is_expired(head, now):
         return Standing.EXPIRED

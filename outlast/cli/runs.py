@@ -116,7 +116,9 @@ class Place:
     folder: Path | None = None
     """The folder of a run in a folder."""
     group: Group | None = None
-    """The deployed stack of a stack's run."""
+    """The deployed group of a stack's run."""
+    resume: int | None = None
+    """The resume that its next VM will have; above HEAD's, it reopens the run."""
 
     @property
     def home(self) -> str:
@@ -348,7 +350,9 @@ def _of_experiment(name: str) -> Place:
 
     try:
         deployed = stack.find(name)
-        return Place(name, deployed.store(), deployed.layout, group=deployed.group)
+        return Place(
+            name, deployed.store(), deployed.layout, group=deployed.group, resume=deployed.resume
+        )
     except NotUp:
         why = "the stack of that name is not up"
     except NoEngine:

@@ -13,7 +13,7 @@ from outlast.bucket.head import HeadError
 from outlast.bucket.history import Boot, History
 from outlast.bucket.layout import Layout
 from outlast.bucket.parts import parts_of, table
-from outlast.bucket.standing import Standing, standing
+from outlast.bucket.standing import Standing, is_reopened, standing
 from outlast.bucket.store import NotFound, Store, StoreError
 from outlast.bucket.transfer import in_parallel, small_reads
 from outlast.cli import boots
@@ -49,6 +49,8 @@ class Status:
     parts: Sequence[Mapping[str, Any]] = ()
     """The run's parts in the order in which they began, with their own steps; empty if it has
     none."""
+    resume: int | None = None
+    """The stack's, if it is known."""
 
     @property
     def result(self) -> str | None:
@@ -62,7 +64,7 @@ class Status:
         book = self.history
         newest = book.attempts[-1] if book and book.attempts else None
         wait = self.wait.what if self.wait else None
-        return standing(book.head if book else None, newest, self.now, wait)
+        return standing(book.head if book else None, newest, self.now, wait, self.resume)
 
     @property
     def started(self) -> datetime:
@@ -134,7 +136,19 @@ def read(place: Place) -> Status:
     # A run in a folder has its name only in HEAD.
     run = layout.run or (book.head.owner.rpartition("/")[2] if book else "")
     wait = _wait(place, book, booted, now)
-    return Status(place.name, run, place.home, place.url, book, len(booted), now, last, wait, parts)
+    return Status(
+        place.name,
+        run,
+        place.home,
+        place.url,
+        book,
+        len(booted),
+        now,
+        last,
+        wait,
+        parts,
+        place.resume,
+    )
 
 
 def _parts(store: Store, layout: Layout, book: History | None) -> list[dict[str, Any]]:
@@ -150,7 +164,10 @@ def _parts(store: Store, layout: Layout, book: History | None) -> list[dict[str,
 
 def _wait(place: Place, book: History | None, booted: Sequence[Boot], now: datetime) -> Wait | None:
     """What the run waits for; None if an attempt is working, or nothing is expected."""
-    if place.folder or (book and (book.head.state.ended or now >= book.head.deadline)):
+    head = book.head if book else None
+    if place.folder or (
+        head and (head.state.ended or now >= head.deadline) and not is_reopened(head, place.resume)
+    ):
         return None
     seen = boots.look(place.group) if place.group else None
     last = book.attempts[-1].start if book and book.attempts else None

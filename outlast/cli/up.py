@@ -29,10 +29,19 @@ class Latest:
     """The stack's previous commit; empty for none."""
 
 
-def up(name: str | None, flags: Sequence[str] = ()) -> str:
+@dataclass(frozen=True)
+class Upped:
+    """A stack that is up."""
+
+    experiment: str
+    """Its name, if it has a run; empty for a foundation."""
+    why: str = ""
+    """Why its group creates no VM, if the platform says so within seconds."""
+
+
+def up(name: str | None, flags: Sequence[str] = ()) -> Upped:
     """Runs `pulumi up` of the stack, or of the selected one, with `flags` of Pulumi's; its output
-    goes to this terminal. Returns why its group creates no VM, if the platform says so within
-    seconds; otherwise empty.
+    goes to this terminal.
 
     Raises EngineError if it ends with an error, which it has printed.
     """
@@ -41,8 +50,8 @@ def up(name: str | None, flags: Sequence[str] = ()) -> str:
         found = name or engine.run_engine(["stack", "--show-name"], env=os.environ).strip()
         group = stack.find(found).group
     except OperateError:
-        return ""  # a foundation
-    return boots.stuck(group, patience_sec=FIRST_TRY_SEC) if group else ""
+        return Upped("")  # a foundation
+    return Upped(found, boots.stuck(group, patience_sec=FIRST_TRY_SEC) if group else "")
 
 
 def destroy(name: str, flags: Sequence[str] = ()) -> str:

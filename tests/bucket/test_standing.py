@@ -45,6 +45,15 @@ def test_without_an_end_the_newest_vm_decides() -> None:
     assert standing(head(1), ATTEMPT, late, Standing.WAITING) == "expired"
 
 
+@pytest.mark.parametrize("state", [State.FAILED, State.STOPPED, State.OPEN])
+def test_a_run_that_the_stacks_next_vm_reopens_waits_for_it(state: State) -> None:
+    late = START + timedelta(hours=2)  # past the old deadline
+    assert standing(head(1, state), ATTEMPT, late, None, 1) == "waiting"
+    assert standing(head(1, state), ATTEMPT, late, Standing.BOOTING, 1) == "booting"
+    assert standing(head(1, state), ATTEMPT, late, None, 0).ended
+    assert standing(head(1, State.DONE), ATTEMPT, late, None, 1) == "done"
+
+
 def test_every_state_of_head_is_one_of_the_list() -> None:
     assert {state.value for state in State if state.ended} <= {one.value for one in Standing}
 

@@ -144,7 +144,13 @@ def test_what_the_rehearsal_does_done_by_hand(shell: Shell):
     assert shell.status()["state"] == "stopped"
 
     shell.pulumi("destroy", "--yes", "--skip-preview")
+    assert shell.status()["state"] == "stopped", "by its name, from the bucket"
+    assert shell.status()["run"] in shell.outlast("list").stdout
     shell.cloud("stop")
+    for command in (["status", "dev"], ["list"], ["logs", "dev"], ["up", "dev"], ["stop", "dev"]):
+        said = shell.outlast(*command)
+        assert said.returncode == 1 and "local cloud of this shell" in said.stderr, command
+        assert "is stopped" in said.stderr and len(said.stderr.splitlines()) == 1
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", found.port)) != 0
     assert (ROOT / "Pulumi.dev.yaml").read_bytes() == example

@@ -146,7 +146,11 @@ def test_a_run_survives_every_change(stack: Project, store: Store):
     stack.configure(args=QUICK)
     said = stack.outlast("resume", "dev")
     assert "args.step-ms 20 → 0.01" in said
-    stack.outlast("up", "dev")
+    said = stack.outlast("run", "dev", "--destroy")
     done = walk.done(limit_sec=3 * LIMIT_SEC)
+    result = Path("results", "dev", walk.layout.run)
+    assert str(result) in said and (stack.folder / result / "RESULT.json").is_file()
+    assert not stack.cloud.audit()["groups"]
+    assert json.loads(stack.outlast("status", "dev", "--json"))["state"] == "done"
     assert done.end and (done.resume, done.placement) == (2, 0) and done.term > back.term
     assert walk.steps(done) == list(range(1, done.end.step + 1))

@@ -73,6 +73,8 @@ RUN_BY = {
     "outlast repair": ("tests/cli/test_cloud.py", 'outlast("repair", "dev"'),
     "outlast resume": ("tests/engine/test_changes.py", 'outlast("resume", "dev"'),
     "outlast resume --from": ("tests/cli/test_rewind.py", '"--from"'),
+    "outlast run": ("tests/cli/test_run.py", 'outlast("run", "first"'),
+    "outlast run --destroy": ("tests/engine/test_changes.py", '"run", "dev", "--destroy"'),
     "outlast status": ("tests/engine/test_changes.py", 'outlast("status", "dev"'),
     "outlast stop": ("tests/cli/test_resume.py", "stop("),
     "outlast train": ("tests/cli/test_failures.py", '"train", "--run-dir"'),

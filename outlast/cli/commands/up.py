@@ -31,5 +31,8 @@ def up(experiment: str | None, flags: tuple[str, ...], latest: bool) -> None:
         found = stack_up.latest(experiment)
         same = " as before" if found.commit == found.before else ""
         say(f"outlast:gitCommit: {found.ref} is at {found.commit}{same}")
-    if why := stack_up.up(experiment, passed):
-        say(f"warning: {why}", err=True)
+    done = stack_up.up(experiment, passed)
+    if done.why:
+        say(f"warning: {done.why}", err=True)
+    if done.experiment:
+        say(f"next: outlast watch {done.experiment}", err=True)

@@ -1,0 +1,58 @@
+"""`outlast run`."""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from outlast.base import exits
+from outlast.cli.engine_flags import SETTINGS, engine_flags, split
+from outlast.cli.terminal import say
+
+
+@click.command(context_settings=SETTINGS)
+@click.argument("experiment")
+@engine_flags
+@click.option(
+    "--into",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("results"),
+    show_default=True,
+    help="The folder for all results.",
+)
+@click.option("--destroy", is_flag=True, help="Destroy the stack once the result is verified.")
+@click.option("--json", "as_json", is_flag=True, help="Print progress and result as JSON lines.")
+def run(experiment: str, flags: tuple[str, ...], into: Path, destroy: bool, as_json: bool) -> None:
+    """Bring a stack up, watch its run and fetch the result: up, watch and fetch in one.
+
+    Ctrl-C ends only this command: the run continues in the cloud, and outlast watch and outlast
+    fetch continue here. Flags of pulumi up may follow EXPERIMENT. With --destroy, the stack is
+    destroyed once the result is here and verified, and never without one. Exit codes are those of
+    outlast wait, and 130 after Ctrl-C.
+
+    \b
+    outlast run first --destroy
+    """
+    from outlast.cli import fetch as fetching
+    from outlast.cli import runs
+    from outlast.cli import up as stack_up
+    from outlast.cli.commands.recover import recovered
+    from outlast.cli.commands.watch import watched
+
+    name, passed = split(experiment, flags)
+    if name is None:
+        raise click.UsageError("Missing argument 'EXPERIMENT': it comes before Pulumi's flags.")
+    recovered(name)
+    done = stack_up.up(name, passed)
+    if done.why:
+        say(f"warning: {done.why}", err=True)
+    code = watched((name,), as_json=as_json)
+    if code == exits.CTRL_C:
+        say(f"outlast: then: outlast fetch {name}", err=True)
+    if code != exits.DONE:
+        sys.exit(code)
+    found = fetching.fetch(runs.find(name), into)
+    say(json.dumps(found.as_json()) if as_json else str(found.path))
+    if destroy and (left := stack_up.destroy(name)):
+        say(f"{name}: {left}", err=True)
