@@ -4,7 +4,10 @@ Every file is verified against the run's own list before it gets its name, and a
 continues where it stopped.
 """
 
+import contextlib
 import re
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +69,24 @@ def fetch(place: Place, into: Path, *, part: str | None = None, best: bool = Fal
         raise OperateError(f"{folder}: {error.strerror or error}") from None
     files = tuple(file.name for file in manifest.files)
     return Fetched(experiment, run, folder, files, None)
+
+
+@contextlib.contextmanager
+def verified(place: Place, checkpoint: str | None, part: str | None = None) -> Iterator[Path]:
+    """A folder with the verified files of the result, or of the `best` or `newest` checkpoint.
+    Raises OperateError if there is none.
+    """
+    opened = OpenedRun(place)
+    if checkpoint is None:
+        yield opened.result(part)
+        return
+    with tempfile.TemporaryDirectory(prefix="outlast-", ignore_cleanup_errors=True) as scratch:
+        folder = Path(scratch) / "checkpoint"
+        with reading(place.name):
+            best = checkpoint == "best"
+            found = opened.best_checkpoint(part) if best else opened.newest_checkpoint(part)
+            Reader(place.store, BRIEF).read(found, folder)
+        yield folder
 
 
 def _best(

@@ -19,6 +19,7 @@ from outlast.bucket.history import Attempt
 from outlast.bucket.standing import Standing
 from outlast.cli.boots import Wait
 from outlast.cli.costs import Costs
+from outlast.cli.inspecting import Inspected
 from outlast.cli.overview import Line, Overview
 from outlast.cli.rehearsal.google.assumptions import Outcome
 from outlast.cli.rehearsal.google.report import GoogleReport
@@ -449,6 +450,32 @@ class Progresses:
             self._progress.update(self._tasks[number], **given)
         else:
             self._tasks[number] = self._progress.add_task(**given)
+
+
+def show_inspected(found: Inspected) -> None:
+    """Parameters and trees, and files that are only named."""
+    console = Terminal()
+    table = Table(box=None, pad_edge=False)
+    for name in ("file", "parameter", "shape", "type"):
+        table.add_column(name)
+    for name in ("count", "norm"):
+        table.add_column(name, justify="right")
+    for one in found.parameters:
+        norm = "" if one.norm is None else f"{one.norm:.6g}"
+        shape = " x ".join(map(str, one.shape)) or "scalar"
+        cells = (one.file, one.name, shape, one.dtype)
+        table.add_row(*map(one_line, cells), f"{one.count:,}", norm)
+    if found.parameters:
+        console.print(table)
+        console.print(f"{found.count:,} numbers in {len(found.parameters)} arrays")
+    for model in found.trees:
+        _line(
+            console,
+            f"{one_line(model.file)}: {model.trees} trees of {model.nodes} nodes, depth up to "
+            f"{model.depth}, {model.features} features, {one_line(model.objective)}",
+        )
+    for name, why in found.others:
+        _line(console, f"{one_line(name)}: {why}")
 
 
 def show_unread(sentences: Sequence[str]) -> None:

@@ -230,6 +230,17 @@ class OpenedRun:
         """The same checkpoint as HEAD's chain names it. Raises as `best` does."""
         return self._best_of(self._head(), part)
 
+    def newest_checkpoint(self, part: str | None = None) -> Checkpoint:
+        """The newest checkpoint of the run, or of a part. Raises OperateError if there is none."""
+        head = self._head()
+        if part is not None:
+            found = self._part(head, part).state
+        else:
+            found = head.chain[-1] if head.chain else None
+        if found is None:
+            raise OperateError(f"{self._place.name}: has no checkpoint yet, or none is kept")
+        return found
+
     def _best_of(self, head: Head, part: str | None) -> Checkpoint:
         place = self._place
         if part is not None:

@@ -44,6 +44,7 @@ RUN_BY = {
     "outlast handover": ("tests/engine/test_renamed.py", 'stack.outlast("handover"'),
     "outlast handover --to": ("tests/cli/test_handover_into.py", '"--to", new.url'),
     "outlast init": ("tests/engine/test_wheel.py", '"outlast", "init", "demo"'),
+    "outlast inspect": ("tests/cli/test_inspect.py", 'outlast("inspect", str(trained))'),
     "outlast list": ("tests/cli/test_overview.py", 'outlast("list"'),
     "outlast list --json": ("tests/cli/test_overview.py", '"list", "--json"'),
     "outlast list --mine": ("tests/cli/test_overview.py", 'outlast("list", "--mine"'),

@@ -1,0 +1,44 @@
+"""`outlast inspect`."""
+
+import json
+
+import click
+
+from outlast.cli.terminal import say
+
+
+@click.command()
+@click.argument("experiment")
+@click.option("--best", is_flag=True, help="The best checkpoint, instead of the result.")
+@click.option("--newest", is_flag=True, help="The newest checkpoint, instead of the result.")
+@click.option("--part", metavar="NAME", help="Of one part of a run with parts.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def inspect(experiment: str, best: bool, newest: bool, part: str | None, as_json: bool) -> None:
+    """Show the parameters of a result or checkpoint: name, shape, type, count and norm.
+
+    Of an XGBoost model, its trees. Everything is verified first, and nothing is unpickled: a file
+    that may hold a pickle is only named. EXPERIMENT may also be a run's folder or gs:// path. Exit
+    code 1: there is none, or it cannot be read.
+
+    \b
+    outlast inspect first
+    outlast inspect first --best --json
+    """
+    from outlast.cli import fetch, inspecting, runs
+    from outlast.cli.render import show_inspected
+
+    if best and newest:
+        raise click.UsageError("--best and --newest: choose one of them")
+    which = "best" if best else "newest" if newest else None
+    with fetch.verified(runs.find(experiment), which, part) as folder:
+        found = inspecting.inspect(folder)
+    if as_json:
+        document = {
+            "parameters": [one.as_json() for one in found.parameters],
+            "trees": [one.as_json() for one in found.trees],
+            "others": dict(found.others),
+            "count": found.count,
+        }
+        say(json.dumps(document, indent=2))
+    else:
+        show_inspected(found)
