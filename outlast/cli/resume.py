@@ -44,8 +44,16 @@ def resume(deployed: Deployed) -> Resumed:
     cannot continue like that. Raises HeadError and StoreError if HEAD cannot be read.
     """
     head_file = deployed.head_file()
-    head = head_file.read().head
     run = deployed.layout.run
+    try:
+        head = head_file.read().head
+    except HeadLost:
+        if any(head_file.store.folders(deployed.layout.attempts)):
+            raise  # It is lost, and is repaired.
+        raise OperateError(
+            f"run {run}: has not begun yet, so there is nothing to resume; outlast status "
+            f"{deployed.stack} shows what it waits for."
+        ) from None
     if head.state is State.DONE:
         raise OperateError(f"run {run}: is done; other args or outlast:rerun make a new run.")
     if said := beyond(head):

@@ -63,7 +63,10 @@ def find(stack: str) -> Deployed:
     outputs = json.loads(text)
     missing = {"bucket", "prefix", "run", "resume", "owner"} - set(outputs)
     if missing:
-        raise NotUp(f"stack {stack}: is not up; run pulumi up first.")
+        raise NotUp(
+            f"stack {stack}: is not up, so it has no VM; outlast status {stack} shows its runs, and"
+            f" outlast up {stack} brings it up, which starts a VM."
+        )
     return Deployed(
         stack=stack,
         bucket=outputs["bucket"],

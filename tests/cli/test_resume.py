@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from outlast.base.exits import Reason, State
-from outlast.bucket.head import Checkpoint, End, Head, Result, read_head
+from outlast.bucket.head import Checkpoint, End, Head, HeadLost, Result, read_head
 from outlast.bucket.layout import AttemptEnd, BootEnd, Layout
 from outlast.bucket.standing import Standing
 from outlast.bucket.store import MemoryStore, open_store
@@ -162,6 +162,22 @@ def test_a_done_run_is_not_resumed(asked):
     with pytest.raises(OperateError, match="is done; other args or outlast:rerun"):
         resume.resume(stack(done))
     assert asked.commands == []
+
+
+def test_a_run_that_no_vm_has_taken_yet_has_nothing_to_resume(asked):
+    with pytest.raises(OperateError, match="has not begun yet, .* outlast status dev shows what"):
+        resume.resume(stack(None))
+    lost = stack(None)
+    lost.memory.put(LAYOUT.attempt_start(1), b"{}")
+    with pytest.raises(HeadLost):
+        resume.resume(lost)
+    assert asked.commands == []
+
+
+def test_after_a_resume_and_an_up_the_run_waits_for_its_vm():
+    made = stack(FAILED)
+    for counter, state in ((FAILED.resume, "failed"), (FAILED.resume + 1, "waiting")):
+        assert status.read(replace(place(made), resume=counter)).state == state
 
 
 def test_a_run_whose_numbers_are_forged_is_repaired_first(asked):
