@@ -26,7 +26,7 @@ LAST_SEC = 10.0
 POLL_SEC = 1.2
 """Storage takes a write of an object once a second."""
 SIGN = Path("/run/outlast/sign")
-INTERRUPTED = 75
+DONE, INTERRUPTED = 0, 75
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/"
 
 
@@ -104,15 +104,17 @@ def main() -> int:
         prefix=sys.prefix,
         python=f"{sys.version_info[0]}.{sys.version_info[1]}",
     )
-    noted = hangs = False
+    noted = False
     while not stopped or time.monotonic() < stopped[0] + LAST_SEC:
         if stopped and not noted:
             noted = True
             objects.write(f"stopped-{boot}", at=objects.at(stopped[0]))
         n += 1
         objects.write("count", boot=boot, n=n)
-        hangs = hangs or objects.read("hang") is not None
-        if not hangs and SIGN.exists():
+        order = (objects.read("order") or {"do": ""})["do"]
+        if order == "end":
+            return DONE
+        if order != "hang" and SIGN.exists():
             SIGN.touch()
         time.sleep(POLL_SEC)
     objects.write(f"ended-{boot}", n=n)

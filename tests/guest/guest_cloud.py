@@ -31,6 +31,12 @@ SYSTEM_PYTHON = (
 )
 """Spares a stock image the packages of the supervisor, which the counter does not need."""
 
+BUSY_APT = (
+    "systemd-run --quiet --unit=busy-apt systemd-inhibit --what=shutdown --mode=block --who=apt"
+    " sleep infinity || true\n"
+)
+"""Inhibits a shutdown, as apt does while it installs."""
+
 
 class GuestCloud(LocalCloud):
     """The local cloud as people start it with `--guest vm`, but for the engine's provider."""
@@ -112,7 +118,7 @@ class Count:
         return packed.getvalue()
 
     def start(self, image: str, *, before: str = "", **attributes: str) -> None:
-        """Starts a group of one VM from an image, which is probed and repaired. `before`: lines of
+        """Starts a group of one VM from an image, which is probed. `before`: lines of
         shell that come first at each boot."""
         first, _, rest = startup_script.read("boot.sh").partition("\n")
         values = {
@@ -156,7 +162,9 @@ class Count:
         }
         self.cloud.ok("POST", f"{BASE}/global/healthChecks", check)
         healing = [{"healthCheck": "global/healthChecks/h1", "initialDelaySec": 3600}]
-        self.cloud.ok("POST", GROUPS, group_body(1, autoHealingPolicies=healing))
+        policy = {"forceUpdateOnRepair": "YES", "onFailedHealthCheck": "DO_NOTHING"}
+        group = group_body(1, autoHealingPolicies=healing, instanceLifecyclePolicy=policy)
+        self.cloud.ok("POST", GROUPS, group)
 
     def member(self) -> dict[str, Any]:
         """The group's VM: {id, name, health}."""
@@ -169,6 +177,10 @@ class Count:
             "health": health[0].get("detailedHealthState", "UNKNOWN"),
         }
 
+    def turns(self, health: str) -> None:
+        """Waits for what the probes say of the VM."""
+        wait(lambda: self.member()["health"] == health, f"for {health}")
+
     def read(self, name: str) -> Any:
         """The value of one of its objects; None if it does not exist."""
         answer = self.cloud.object("GET", self.bucket, f"run/{name}", params={"alt": "media"})
@@ -178,6 +190,7 @@ class Count:
         """Waits for an object; its value."""
         return wait(lambda: self.read(name), f"for {name}")
 
-    def hang(self) -> None:
-        """Ends its signs of progress."""
-        assert self.cloud.put(self.bucket, "run/hang", b"{}").status_code == 200
+    def order(self, do: str) -> None:
+        """Tells the counter to hang or to end; empty: to count on."""
+        order = json.dumps({"do": do}).encode()
+        assert self.cloud.put(self.bucket, "run/order", order).status_code == 200

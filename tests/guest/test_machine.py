@@ -1,7 +1,9 @@
 """A machine of QEMU in a local cloud, before its system is up: power, disk, and its end."""
 
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,18 @@ from tests.guest.guest_cloud import STOCK, GuestCloud, wait
 from tests.localcloud.compute.test_compute import BASE, PROJECT, VMS, ZONE
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def small_disk(cloud: GuestCloud) -> Iterator[Path]:
+    """The folder of the VMs' disks, with less space than a boot writes."""
+    folder = cloud.state / "vms"
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "small", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"a small disk cannot be mounted: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def insert(cloud: GuestCloud, name: str, image: str) -> None:
@@ -19,6 +33,7 @@ def insert(cloud: GuestCloud, name: str, image: str) -> None:
         "machineType": f"zones/{ZONE}/machineTypes/e2-small",
         "disks": [disk],
         "networkInterfaces": [{"network": "global/networks/default"}],
+        "scheduling": {"automaticRestart": False},
     }
     cloud.ok("POST", VMS, body)
 
@@ -53,3 +68,16 @@ def test_a_machine_is_frozen_stopped_imaged_and_ends_with_its_cloud(cloud: Guest
     cloud.stop(signal.SIGKILL)
     wait(lambda: not cloud.machines())
     wait(lambda: not list((cloud.state / "vms").glob("*/disk.qcow2")))
+
+
+def test_a_machine_whose_disk_is_full_ends_and_says_why(
+    cloud: GuestCloud, small_disk: Path
+) -> None:
+    insert(cloud, "one", STOCK)
+    wait(has_status(cloud, "one", "TERMINATED"))
+    notes = cloud.ok("GET", "/_local/notes")
+    assert notes[-1] == (
+        f"one: its disk in {small_disk} cannot be written (No space left on device); the VM has "
+        "ended; free some space there"
+    )
+    assert not cloud.machines()
