@@ -13,6 +13,8 @@ from typing import Any
 from outlast.base.exits import Reason, State
 from outlast.bucket.boot import beyond
 from outlast.bucket.head import Head, HeadLost
+from outlast.bucket.layout import Heartbeat
+from outlast.bucket.records import read_record
 from outlast.bucket.standing import content_of, end_if_expired
 from outlast.cli import engine
 from outlast.cli.errors import OperateError
@@ -89,6 +91,14 @@ def stop(deployed: Deployed) -> Head:
     if head.state.ended:
         raise OperateError(f"run {deployed.layout.run}: has already ended ({head.state}).")
     return head_file.end_from_outside(State.STOPPED, Reason.STOPPED)
+
+
+def lost_steps(deployed: Deployed, head: Head) -> int:
+    """The steps that its last attempt has made since the newest checkpoint, as far as its heartbeat
+    says. Raises StoreError.
+    """
+    found = read_record(deployed.store(), deployed.layout.heartbeat(head.term), Heartbeat)
+    return max(0, found.step - head.step) if found else 0
 
 
 @contextlib.contextmanager
