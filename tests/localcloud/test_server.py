@@ -533,7 +533,7 @@ if [[ -e "$OUTLAST_ROOT/opt/tool/baked" ]]; then
 fi
 cat "$OUTLAST_ROOT/etc/hostname" >"$OUTLAST_ROOT/opt/tool/baked"
 printf '%s' "$OUTLAST_ROOT" >"$OUTLAST_ROOT/opt/tool/path"
-while [[ ! -e "$OUTLAST_ROOT/tmp/done" ]]; do sleep 0.05; done
+while [[ ! -e "$OUTLAST_ROOT/var/tmp/done" ]]; do sleep 0.05; done
 poweroff
 """
 
@@ -570,7 +570,7 @@ def test_a_disk_becomes_an_image_and_a_vm_boots_from_it(tmp_path: Path) -> None:
         refused = bake("tool-1")["error"]
         assert refused["code"] == 400 and "already being used by" in refused["message"]
         (root,) = cloud.state.glob("vms/*/root")
-        (root / "tmp/done").touch()
+        (root / "var/tmp/done").touch()
         wait_until(lambda: status("builder") == "TERMINATED", "the builder did not power off")
         assert "error" not in bake("tool-1") and family() == "tool-1"
         assert "error" not in bake("tool-2") and family() == "tool-2"

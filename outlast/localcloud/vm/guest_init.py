@@ -271,8 +271,10 @@ class Init:
         argv = ["/bin/bash", "-c", str(file)]
         if not os.geteuid():
             places = self._places() if attributes.get(USER_ATTRIBUTE) else []
-            run = str(self._root / "run")
-            argv = [sys.executable, "-I", "-S", str(MOUNTS), run, *places, "--", *argv]
+            run, tmp = str(self._root / "run"), str(self._root / "tmp")
+            size = f"{self._memory_mb // 2}m" if self._memory_mb else "50%"
+            mounts = [str(MOUNTS), run, tmp, size, *places]
+            argv = [sys.executable, "-I", "-S", *mounts, "--", *argv]
         self._script = os.posix_spawn(
             argv[0],
             argv,

@@ -1,9 +1,12 @@
 """Starts a command of a local VM in a mount namespace of the VM, with the mounts of a machine.
 
-    guest_mounts.py RUN PATH … -- COMMAND …
+    guest_mounts.py RUN TMP SIZE PATH … -- COMMAND …
 
 No program may be executed from the folder RUN, as from /run of a Debian whose initrd is of
 initramfs-tools (its `init`: `mount -t tmpfs -o "nodev,noexec,nosuid,…" tmpfs /run`).
+
+The folder TMP is in memory and holds at most SIZE, as /tmp of Debian 13 (systemd's tmp.mount,
+`size=50%`). What was in it before is still there.
 
 The VM's other users can reach each PATH: the disk is in folders of the cloud's owner that no other
 user may search, and that stays so for the rest of the machine. In the namespace, each such folder
@@ -36,6 +39,12 @@ def forbid_execution(folder: str) -> None:
     _mount("none", folder, "", MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
+def limit(folder: str, size: str) -> None:
+    """Puts a folder into memory, with what it holds, and room for `size` more, as `mount` reads it.
+    Raises OSError."""
+    _cover(Path(folder), f"mode=1777,size={size}")
+
+
 def reach(paths: list[str]) -> None:
     """Makes the paths reachable for all users. Raises OSError if the kernel refuses."""
     for path in paths:
@@ -43,13 +52,14 @@ def reach(paths: list[str]) -> None:
         for folder in (*reversed(place.parents), place):
             mode = folder.stat().st_mode
             if stat.S_ISDIR(mode) and not mode & stat.S_IXOTH:
-                _open_up(folder)
+                _cover(folder, "mode=0711")
 
 
-def _open_up(folder: Path) -> None:
+def _cover(folder: Path, options: str) -> None:
+    """Mounts memory over a folder, in which all that the folder holds is mounted again."""
     held = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     names = os.listdir(folder)
-    _mount("tmpfs", str(folder), "tmpfs", MS_NOSUID | MS_NODEV, "mode=0711")
+    _mount("tmpfs", str(folder), "tmpfs", MS_NOSUID | MS_NODEV, options)
     for name in names:
         source, target = f"/proc/self/fd/{held}/{name}", folder / name
         try:
@@ -88,12 +98,13 @@ def main(argv: list[str]) -> None:
     split = argv.index("--")
     try:
         enter()
-        reach(argv[1:split])
+        reach(argv[3:split])
+        limit(os.path.realpath(argv[1]), argv[2])
         forbid_execution(os.path.realpath(argv[0]))
     except OSError as error:
         print(
-            f"guest_mounts: {error}; only root reaches this VM's disk, and its /run lets programs "
-            "be executed",
+            f"guest_mounts: {error}; only root reaches this VM's disk, its /run lets programs be "
+            "executed, and its /tmp has no limit",
             file=sys.stderr,
         )
     os.execv(argv[split + 1], argv[split + 1 :])

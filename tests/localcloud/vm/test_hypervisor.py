@@ -167,9 +167,9 @@ def test_a_guest_sees_only_its_own_machine(tmp_path: Path) -> None:
         command -v poweroff systemctl python3
         cat "$OUTLAST_ROOT/proc/sys/kernel/random/boot_id"
         curl -sfH Metadata-Flavor:Google "$METADATA_BASE/instance/name"; echo
-      } >"$OUTLAST_ROOT/tmp/seen.new"
-      env -0 >"$OUTLAST_ROOT/tmp/env"
-      mv "$OUTLAST_ROOT/tmp/seen.new" "$OUTLAST_ROOT/tmp/seen"
+      } >"var/tmp/seen.new"
+      env -0 >"var/tmp/env"
+      mv "var/tmp/seen.new" "var/tmp/seen"
       echo to the serial port
       exit 3
     """
@@ -185,8 +185,8 @@ def test_a_guest_sees_only_its_own_machine(tmp_path: Path) -> None:
         finally:
             del os.environ["GOOGLE_APPLICATION_CREDENTIALS"], os.environ["HTTPS_PROXY"]
         root = guest.root
-        await until((root / "tmp/seen").exists)
-        seen = (root / "tmp/seen").read_text().splitlines()
+        await until((root / "var/tmp/seen").exists)
+        seen = (root / "var/tmp/seen").read_text().splitlines()
         assert Path(seen[0]).name == "startup-script"
         assert Path(seen[0]).parent.parent == root / "tmp"
         assert seen[1:3] == [str(root), "vm-x1"]
@@ -194,7 +194,7 @@ def test_a_guest_sees_only_its_own_machine(tmp_path: Path) -> None:
         assert len(seen[6]) == 36
         assert seen[7] == "vm-x1"
         assert (root / "opt/outlast/baked").read_text() == "yes"
-        pairs = (root / "tmp/env").read_text().rstrip("\0").split("\0")
+        pairs = (root / "var/tmp/env").read_text().rstrip("\0").split("\0")
         environment = dict(pair.split("=", 1) for pair in pairs)
         assert environment["HOME"] == f"{root}/root"
         assert environment["TMPDIR"] == f"{root}/tmp"
@@ -211,6 +211,30 @@ def test_a_guest_sees_only_its_own_machine(tmp_path: Path) -> None:
         assert len(os.fsencode(root / "var/lib/outlast/tmp/pymp-12345678/listener-12345678")) < 108
 
     play(tmp_path / "a-long-name-that-leaves-no-room" / "for-a-socket" / "state", scene)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_tmp_holds_half_of_the_memory_and_the_disk_more(tmp_path: Path) -> None:
+    """As on Debian 13; the startup script, which the agent has written there, is still there."""
+    script = """#!/bin/bash
+      [[ -s "$0" ]] && echo the script is there
+      for folder in tmp var/tmp; do
+        head -c 60000000 /dev/zero >$folder/large && echo "60 MB fit into $folder"
+        rm -f $folder/large
+      done
+    """
+
+    async def scene(host: Host) -> None:
+        guest = await host.boot(script, memory_mb=100)
+        serial = guest.serial
+        assert serial
+        await until(lambda: "Finished running" in serial.read_text())
+        said = serial.read_text()
+        assert "the script is there" in said and "60 MB fit into var/tmp" in said
+        assert "60 MB fit into tmp" not in said and "No space left on device" in said
+        assert not list((guest.root / "tmp").iterdir()), "the agent deletes the script"
+
+    play(tmp_path, scene)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
@@ -254,11 +278,11 @@ def test_vm_without_startup_script_lives(tmp_path: Path) -> None:
 def test_kill_leaves_no_process_at_once(tmp_path: Path) -> None:
     async def scene(host: Host) -> None:
         guest = await host.boot(
-            f"echo '{STRAY}' >$TMPDIR/stray.py; trap '' TERM; python3 $TMPDIR/stray.py "
-            "$TMPDIR/stray & env -i bash -c 'exec -a bare sleep 600' & wait; sleep 600"
+            f"echo '{STRAY}' >var/tmp/stray.py; trap '' TERM; python3 var/tmp/stray.py "
+            "var/tmp/stray & env -i bash -c 'exec -a bare sleep 600' & wait; sleep 600"
         )
-        await until((guest.root / "tmp/stray").exists)
-        stray = int((guest.root / "tmp/stray").read_text())
+        await until((guest.root / "var/tmp/stray").exists)
+        stray = int((guest.root / "var/tmp/stray").read_text())
         await until(lambda: len(host.hypervisor.pids()) >= 4)
         pids = host.hypervisor.pids(ID)
         assert stray in pids
@@ -274,12 +298,12 @@ def test_kill_leaves_no_process_at_once(tmp_path: Path) -> None:
 def test_all_processes_of_a_vm_end_together(tmp_path: Path, end: str) -> None:
     async def scene(host: Host) -> None:
         guest = await host.boot(
-            f"echo '{WATCHERS}' >$TMPDIR/watch.py; trap '' TERM; python3 $TMPDIR/watch.py $TMPDIR"
+            f"echo '{WATCHERS}' >var/tmp/watch.py; trap '' TERM; python3 var/tmp/watch.py var/tmp"
         )
-        await until(lambda: len(list(guest.root.glob("tmp/watches-*"))) == 13)
+        await until(lambda: len(list(guest.root.glob("var/tmp/watches-*"))) == 13)
         await getattr(host.hypervisor, end)(ID)
         await host.until("exited")
-        assert not list(guest.root.glob("tmp/outlived-*"))
+        assert not list(guest.root.glob("var/tmp/outlived-*"))
 
     play(tmp_path, scene, grace_sec=0.2)
 
@@ -288,15 +312,15 @@ def test_all_processes_of_a_vm_end_together(tmp_path: Path, end: str) -> None:
 def test_a_daemon_that_hides_dies_with_its_vm(tmp_path: Path, end: str) -> None:
     async def scene(host: Host) -> None:
         guest = await host.boot(
-            f"echo '{DAEMON}' >$TMPDIR/daemon.py; python3 $TMPDIR/daemon.py $TMPDIR/daemon; "
-            "while [[ ! -e $TMPDIR/end ]]; do sleep 0.01; done; poweroff"
+            f"echo '{DAEMON}' >var/tmp/daemon.py; python3 var/tmp/daemon.py var/tmp/daemon; "
+            "while [[ ! -e var/tmp/end ]]; do sleep 0.01; done; poweroff"
         )
-        await until((guest.root / "tmp/daemon").exists)
-        daemon = int((guest.root / "tmp/daemon").read_text())
+        await until((guest.root / "var/tmp/daemon").exists)
+        daemon = int((guest.root / "var/tmp/daemon").read_text())
         await until(lambda: _name(daemon) == "sleep")
         assert not Path(f"/proc/{daemon}/environ").read_bytes()
         if end == "poweroff":
-            (guest.root / "tmp/end").touch()
+            (guest.root / "var/tmp/end").touch()
         else:
             await getattr(host.hypervisor, end)(ID)
         await host.until("exited")
@@ -308,10 +332,10 @@ def test_a_daemon_that_hides_dies_with_its_vm(tmp_path: Path, end: str) -> None:
 def test_a_stray_process_dies_with_a_killed_first_process(tmp_path: Path) -> None:
     async def scene(host: Host) -> None:
         guest = await host.boot(
-            f"echo '{STRAY}' >$TMPDIR/stray.py; python3 $TMPDIR/stray.py $TMPDIR/stray"
+            f"echo '{STRAY}' >var/tmp/stray.py; python3 var/tmp/stray.py var/tmp/stray"
         )
-        await until((guest.root / "tmp/stray").exists)
-        stray = int((guest.root / "tmp/stray").read_text())
+        await until((guest.root / "var/tmp/stray").exists)
+        stray = int((guest.root / "var/tmp/stray").read_text())
         assert guest.pid
         os.kill(guest.pid, signal.SIGKILL)
         await host.until("exited")
@@ -331,11 +355,11 @@ async def main():
     hypervisor = Hypervisor(Path(sys.argv[1]), lambda *_: None, print, grace_sec=1)
     script = '''
       trap '' TERM INT HUP
-      echo '{DAEMON}' >$TMPDIR/daemon.py; python3 $TMPDIR/daemon.py $TMPDIR/daemon
-      while [[ ! -e $TMPDIR/daemon ]]; do sleep 0.01; done
-      sleep 600 & echo $! >$TMPDIR/pid; wait'''
+      echo '{DAEMON}' >var/tmp/daemon.py; python3 var/tmp/daemon.py var/tmp/daemon
+      while [[ ! -e var/tmp/daemon ]]; do sleep 0.01; done
+      sleep 600 & echo $! >var/tmp/pid; wait'''
     await hypervisor.boot(Machine({ID!r}, "vm", {{"instance/attributes/startup-script": script}}))
-    while not (hypervisor.guest({ID!r}).root / "tmp/pid").exists():
+    while not (hypervisor.guest({ID!r}).root / "var/tmp/pid").exists():
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
     print(*hypervisor.pids(), flush=True)
@@ -362,12 +386,12 @@ def test_the_next_cloud_ends_leftover_vms(tmp_path: Path) -> None:
         """A host that is forgotten, with a VM whose first process does nothing any more."""
         host = Host(tmp_path)
         guest = await host.boot(
-            f"echo '{DAEMON}' >$TMPDIR/daemon.py; python3 $TMPDIR/daemon.py $TMPDIR/daemon; wait"
+            f"echo '{DAEMON}' >var/tmp/daemon.py; python3 var/tmp/daemon.py var/tmp/daemon; wait"
         )
-        await until((guest.root / "tmp/daemon").exists)
+        await until((guest.root / "var/tmp/daemon").exists)
         assert guest.pid
         os.kill(guest.pid, signal.SIGSTOP)
-        return [guest.pid, int((guest.root / "tmp/daemon").read_text())]
+        return [guest.pid, int((guest.root / "var/tmp/daemon").read_text())]
 
     async def second(pids: list[int]) -> None:
         assert all(runs(pid) for pid in pids)
@@ -385,10 +409,10 @@ def test_the_next_cloud_ends_leftover_vms(tmp_path: Path) -> None:
 def test_poweroff_from_inside_stops_everything_in_order(tmp_path: Path, command: str) -> None:
     async def scene(host: Host) -> None:
         guest = await host.boot(
-            "(trap 'echo child heard it; exit' TERM; touch $TMPDIR/ready; "
+            "(trap 'echo child heard it; exit' TERM; touch var/tmp/ready; "
             "  while true; do sleep 600 & wait; done) & "
             "trap 'systemctl is-system-running; exit' TERM; "
-            "while [[ ! -e $TMPDIR/ready ]]; do sleep 0.01; done; "
+            "while [[ ! -e var/tmp/ready ]]; do sleep 0.01; done; "
             f"systemctl is-system-running; {command}; echo it returns; "
             "while true; do sleep 600 & wait; done"
         )
@@ -407,11 +431,11 @@ def test_poweroff_from_inside_stops_everything_in_order(tmp_path: Path, command:
 def test_guest_that_does_not_stop_is_cut_off_after_the_grace(tmp_path: Path) -> None:
     async def scene(host: Host) -> None:
         guest = await host.boot(
-            "trap 'echo no' TERM; touch $TMPDIR/ready; while true; do sleep 600 & wait; done"
+            "trap 'echo no' TERM; touch var/tmp/ready; while true; do sleep 600 & wait; done"
         )
         serial = guest.serial
         assert serial
-        await until((guest.root / "tmp/ready").exists)
+        await until((guest.root / "var/tmp/ready").exists)
         begun = time.monotonic()
         await host.hypervisor.stop(ID)
         await host.until("exited")
@@ -426,7 +450,7 @@ def test_preemption_raises_the_flag_waits_and_stops(tmp_path: Path) -> None:
       trap 'echo TERM at $(date +%s%N); exit' TERM
       flag() { curl -sH Metadata-Flavor:Google "$@" "$METADATA_BASE/instance/preempted$query"; }
       etag="$(flag -o /dev/null -D - | tr -d '\\r' | awk 'tolower($1) == "etag:" {print $2}')"
-      touch "$TMPDIR/asks"
+      touch "var/tmp/asks"
       query="?wait_for_change=true&last_etag=$etag"
       echo "$(flag) seen at $(date +%s%N)"
       while :; do sleep 0.1; done
@@ -436,7 +460,7 @@ def test_preemption_raises_the_flag_waits_and_stops(tmp_path: Path) -> None:
         guest = await host.boot(script, notice_sec=0.4)
         serial = guest.serial
         assert serial
-        await until((guest.root / "tmp/asks").exists)
+        await until((guest.root / "var/tmp/asks").exists)
         begun = time.time()
         await host.hypervisor.preempt(ID)
         await host.hypervisor.preempt(ID)
@@ -459,8 +483,8 @@ def _name(pid: int) -> str:
 
 def test_frozen_vm_does_nothing_until_it_thaws(tmp_path: Path) -> None:
     async def scene(host: Host) -> None:
-        guest = await host.boot("while true; do echo x >>$TMPDIR/ticks; sleep 0.01; done")
-        ticks = guest.root / "tmp/ticks"
+        guest = await host.boot("while true; do echo x >>var/tmp/ticks; sleep 0.01; done")
+        ticks = guest.root / "var/tmp/ticks"
         await until(ticks.exists)
         await host.hypervisor.freeze(ID)
         size = ticks.stat().st_size
@@ -537,7 +561,7 @@ for _ in range(100):
 def test_out_of_memory_kills_the_largest_process_and_the_vm_lives(tmp_path: Path) -> None:
     async def scene(host: Host) -> None:
         guest = await host.boot(
-            f"sleep 600 & echo '{EATER}' >$TMPDIR/eater.py; python3 $TMPDIR/eater.py; echo rc $?; "
+            f"sleep 600 & echo '{EATER}' >var/tmp/eater.py; python3 var/tmp/eater.py; echo rc $?; "
             "wait",
             memory_mb=200,
         )
@@ -634,10 +658,10 @@ def test_a_vm_may_lack_tools_and_a_driver(tmp_path: Path) -> None:
 def test_one_preemption_may_have_its_own_notice_and_grace(tmp_path: Path) -> None:
     async def scene(host: Host) -> None:
         guest = await host.boot(
-            "trap 'echo TERM' TERM; touch $TMPDIR/ready; while true; do sleep 600 & wait; done",
+            "trap 'echo TERM' TERM; touch var/tmp/ready; while true; do sleep 600 & wait; done",
             notice_sec=600,
         )
-        await until((guest.root / "tmp/ready").exists)
+        await until((guest.root / "var/tmp/ready").exists)
         serial, begun = guest.serial, time.monotonic()
         await host.hypervisor.preempt(ID, notice_sec=0.0, grace_sec=0.3)
         await host.until("exited")
@@ -649,8 +673,8 @@ def test_one_preemption_may_have_its_own_notice_and_grace(tmp_path: Path) -> Non
 
 def test_an_abandoned_vm_keeps_its_disk_until_it_exits(tmp_path: Path) -> None:
     async def scene(host: Host) -> None:
-        zombie = await host.boot("while true; do echo x >>$TMPDIR/ticks; sleep 0.01; done")
-        ticks = zombie.root / "tmp/ticks"
+        zombie = await host.boot("while true; do echo x >>var/tmp/ticks; sleep 0.01; done")
+        ticks = zombie.root / "var/tmp/ticks"
         await until(ticks.exists)
         await host.hypervisor.discard(ID)
         successor = await host.boot("sleep 600", instance_id=OTHER_ID)
