@@ -242,6 +242,19 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
             (Edit("startup/boot.sh", "((count >= MAX_NO_PROGRESS))", "((count >= 3))"),),
         ),
     ),
+    "storage-gone": (
+        Mutant(
+            "no-vm-left",
+            "a silence of storage makes no boot leave",
+            (
+                Edit(
+                    "startup/lib.sh",
+                    "  elif http::is_undecided && [[ -z $LAST_WORDS ]]; then",
+                    "  elif false; then",
+                ),
+            ),
+        ),
+    ),
     "hung-trainer": (
         Mutant(
             "retries-as-set",

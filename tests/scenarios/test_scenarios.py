@@ -25,7 +25,7 @@ NEEDED = {
         "flaky-storage",
     ),
     *("death-in-setup", "never-started", "hung-trainer", "out-of-memory", "user-error"),
-    *("failed-self-removal", "maintenance", "burst-fails", "exit-0-on-sigterm"),
+    *("failed-self-removal", "storage-gone", "maintenance", "burst-fails", "exit-0-on-sigterm"),
     *("maintenance-moved", "zone-failover", "command-storm", "death-in-boot", "gpu-lost"),
 }
 
