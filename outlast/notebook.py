@@ -68,8 +68,9 @@ def open_run(where: str | Path, *, bucket: str | None = None) -> NotebookRun:
     """Opens a run by an experiment's name, a ``gs://`` path or a folder.
 
     An experiment is looked for in ``bucket``, else in the bucket that OUTLAST_BUCKET names, else in
-    the outputs of the Pulumi stack of that name; of several runs the newest is opened. A ``gs://``
-    path is a run's or an experiment's. Raises UsageError or OperateError if there is no run.
+    the outputs of the Pulumi stack of that name, else (also after a destroy) in the buckets of this
+    project's stacks; of several runs the newest is opened. A ``gs://`` path is a run's or an
+    experiment's. Raises UsageError or OperateError if there is no run.
     """
     return NotebookRun(find(where, bucket=bucket))
 
