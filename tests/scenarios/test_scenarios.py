@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from outlast import settings
 from outlast.cli.rehearsal import scenario
 from outlast.cli.rehearsal.scenario import Scenario
+from outlast.cli.rehearsal.settings import LOCAL_PLACE, LOCAL_SETTINGS
 from outlast.localcloud.scenarios import scenario as cloud_side
+from tests.program import stack
 from tests.scenarios.mutants import MUTANTS, ROOT, Mutant
 
 NEEDED = {
@@ -62,6 +65,23 @@ def test_the_local_cloud_takes_it_and_the_judge_knows_its_guarantees(name: str):
     assert found.name == name
     assert found.about.endswith(".")
     assert {"no-vm-left", "only-bucket-left", "no-process-left"} <= set(found.guarantees)
+
+
+@pytest.mark.parametrize("name", scenario.names())
+def test_the_program_takes_its_settings(name: str):
+    found = read(name)
+    rehearsed = {**LOCAL_PLACE, **LOCAL_SETTINGS, **found.stack}
+    texts = {key: stack.text(value) for key, value in rehearsed.items()}
+    checked = settings.check(
+        {**stack.defaults(), **texts},
+        organization="organization",
+        project="outlast",
+        stack="dev",
+        environ=stack.LOCAL_CLOUD,
+        foundation_outputs=None,
+        secret_keys=(),
+    )
+    assert checked.experiment == "dev"
 
 
 @pytest.mark.parametrize(
