@@ -1,6 +1,7 @@
 """`--all-tiers`: the tiers that need no other machine and no long time, in one run."""
 
 import logging
+import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -38,6 +39,16 @@ def _quiet_log() -> Iterator[None]:
     before = list(logger.handlers)
     yield
     logger.handlers[:] = before
+
+
+@pytest.fixture(autouse=True)
+def _own_environment() -> Iterator[None]:
+    """Nor are the variables that a command or a bench has set in this process."""
+    before = dict(os.environ)
+    yield
+    if dict(os.environ) != before:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 class Tiers:

@@ -13,7 +13,7 @@ DATA = (
     *("cli/template/Pulumi.yaml", "cli/template/train/mine.py", "components/PulumiPlugin.yaml"),
     *("costs/prices.yaml", "localcloud/scenarios/storm.yaml", "localcloud/vm/shims/halt"),
     *("localcloud/vm/shims/driver/nvidia-smi", "policy/rules.py", "requirements/pip-*.whl"),
-    *("requirements/runtime.in", "requirements/vm.txt", "startup/boot.sh"),
+    *("requirements/pip.txt", "requirements/runtime.in", "requirements/vm.txt", "startup/boot.sh"),
 )
 """Of each kind of file that no import finds, one that a whole installation has; a pattern."""
 

@@ -2,6 +2,7 @@
 gcloud's, run against the local cloud."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -74,6 +75,10 @@ def test_gcloud_runs_against_the_local_cloud(project: Project, tmp_path: Path) -
     (folder / "mnist").mkdir()
     (folder / "mnist/rows.gz").write_bytes(b"rows")
     (folder / "deploy_key").write_text("key")
+    rules = re.findall(
+        r'^```json\n(\{"rule".+)\n```$', (ROOT / "docs/machines.md").read_text(), re.MULTILINE
+    )
+    (folder / "packages.json").write_text("".join(rules))
     shown = {
         " ".join(one.words)
         for one in commands()

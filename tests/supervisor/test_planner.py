@@ -197,7 +197,7 @@ def test_the_commit_in_flight_is_finished_and_no_other_begun(world: World) -> No
 def test_a_commit_that_became_too_late_is_not_begun(world: World) -> None:
     """There was time for two when the notice came; the first one has not moved since."""
     proceed, offered = threading.Event(), threading.Event()
-    store, begun = throttled(world, after=proceed)
+    store, begun = throttled(world, upload_sec=1.2, after=proceed)
 
     def script(life: Life) -> int:
         life.advance(1)
@@ -215,7 +215,7 @@ def test_a_commit_that_became_too_late_is_not_begun(world: World) -> None:
         proceed.set()
         return 75
 
-    vm = world.boot(script, spec=spec_with(stop=2.0), store=store).start()
+    vm = world.boot(script, spec=spec_with(stop=6.0), store=store).start()
     assert offered.wait(60)
     wait_until(lambda: len(begun) == 2, "the second upload")
     vm.terminate()
