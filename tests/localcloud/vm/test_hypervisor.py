@@ -425,7 +425,7 @@ def test_poweroff_from_inside_stops_everything_in_order(tmp_path: Path, command:
             assert line in said
         assert not host.hypervisor.pids()
 
-    play(tmp_path, scene)
+    play(tmp_path, scene, grace_sec=60)  # all of it leaves by itself
 
 
 def test_guest_that_does_not_stop_is_cut_off_after_the_grace(tmp_path: Path) -> None:
