@@ -77,6 +77,10 @@ class Place:
     def shell(self, line: str) -> tuple[int, str, str]:
         return self.run("--shell", "--", line)
 
+    def commit_only_marks(self) -> None:
+        """Otherwise files that are quiet while a busy machine starts `outlast mark` count, too."""
+        self.options[-1] = "60"
+
     def saved(self, index: int = -1) -> dict[str, str]:
         """The files of a committed snapshot."""
         files = self.supervisor.committed[index][1] / "files"
@@ -170,6 +174,7 @@ def test_files_that_stay_unchanged_are_saved_and_restored(place: Place) -> None:
 
 
 def test_steps_continue_counting(place: Place) -> None:
+    place.commit_only_marks()
     line = "for i in 1 2; do echo $i >> $CHECKPOINT_DIR/a; outlast mark; done"
     assert place.shell(line)[0] == 0
     place.supervisor.resume_from()
@@ -241,6 +246,7 @@ def test_the_newest_mark_wins_while_one_copy_is_in_flight(place: Place) -> None:
         held.append(snapshot)
 
     supervisor.on_snapshot = hold
+    place.commit_only_marks()
     line = "for i in 1 2 3 4 5; do echo $i > $CHECKPOINT_DIR/a; outlast mark; [ $i = 1 ] && "
     line += f"while [ ! -e {place.folder}/first ]; do sleep 0.02; done; done; "
     line += f"touch {place.folder}/marked; sleep 60"
@@ -271,10 +277,11 @@ def test_quiet_files_do_not_count_once_a_command_marks(place: Place) -> None:
     line = "cd $CHECKPOINT_DIR; echo 1 > a; outlast mark; echo half > a; touch ../half; sleep 60"
     with place.running("--shell", "--", line) as process:
         wait_until((place.home / "half").exists, "the command waits")
+        marked = len(place.supervisor.of(Snapshot))
         ticks = len(place.supervisor.of(Tick))
         wait_until(lambda: len(place.supervisor.of(Tick)) >= ticks + 2, "no sign of life")
         process.kill()
-    assert len(place.supervisor.committed) == 1 and place.saved() == {"a": "1\n"}
+    assert len(place.supervisor.committed) == marked and place.saved() == {"a": "1\n"}
     place.supervisor.resume_from()
     place.supervisor.received = []
     with place.running("--shell", "--", "echo new > $CHECKPOINT_DIR/b; sleep 60"):
@@ -284,6 +291,7 @@ def test_quiet_files_do_not_count_once_a_command_marks(place: Place) -> None:
 
 
 def test_a_command_that_marks_may_write_files_called_complete(place: Place) -> None:
+    place.commit_only_marks()
     line = "cd $CHECKPOINT_DIR; echo 1 > a; outlast mark; echo 2 > a; touch COMPLETE; sleep 0.8"
     assert place.shell(line)[0] == 0
     assert place.saved() == {"a": "1\n"} and len(place.supervisor.committed) == 1
