@@ -163,9 +163,8 @@ def test_it_learns_to_read_digits(supervisor: FakeSupervisor) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.rehearsal
+@pytest.mark.long
 def test_the_defaults_read_digits_well(supervisor: FakeSupervisor) -> None:
-    """A quarter of a minute."""
     supervisor.every = "auto"
     assert command.main(["digits"]) == exits.DONE
     assert supervisor.result is not None
