@@ -34,13 +34,8 @@ def cloud(of_module: FullCloud, monkeypatch: pytest.MonkeyPatch) -> FullCloud:
     of_module.ok("POST", "/_local/reset")
     of_module.call("DELETE", "/_local/faults")
     monkeypatch.setenv("GOOGLE_OAUTH_ACCESS_TOKEN", "local")
-    for variable, path in {
-        "COMPUTE": "compute/beta/",
-        "STORAGE": "storage/v1/",
-        "IAM_BETA": "iam/v1/",
-        "RESOURCE_MANAGER": "cloudresourcemanager/v1/",
-    }.items():
-        monkeypatch.setenv(f"GOOGLE_{variable}_CUSTOM_ENDPOINT", f"{of_module.url}/{path}")
+    for variable, address in of_module.endpoints().items():
+        monkeypatch.setenv(variable, address)
     return of_module
 
 

@@ -467,13 +467,8 @@ def shell(local: FullCloud, monkeypatch: pytest.MonkeyPatch) -> FullCloud:
     local.ok("POST", "/_local/switches", dict.fromkeys(WRONG, False))
     monkeypatch.setenv("GOOGLE_OAUTH_ACCESS_TOKEN", "local")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", local.url)
-    for variable, path in {
-        "COMPUTE": "compute/beta/",
-        "STORAGE": "storage/v1/",
-        "IAM_BETA": "iam/v1/",
-        "RESOURCE_MANAGER": "cloudresourcemanager/v1/",
-    }.items():
-        monkeypatch.setenv(f"GOOGLE_{variable}_CUSTOM_ENDPOINT", f"{local.url}/{path}")
+    for variable, address in local.endpoints().items():
+        monkeypatch.setenv(variable, address)
     monkeypatch.setattr(rehearse.scenario, "read", lambda *_: of())
     monkeypatch.setattr(rehearse.engine, "find_parts", lambda: None)
     monkeypatch.setattr(probes, "GROUP_LIMIT_SEC", 6.0)

@@ -62,6 +62,15 @@ class LocalCloud:
             os.kill(self.process.pid, number)
         return self.process.wait(START_SEC)
 
+    def endpoints(self) -> dict[str, str]:
+        """The variables with which Outlast's own clients reach this cloud."""
+        return {
+            "GOOGLE_COMPUTE_CUSTOM_ENDPOINT": f"{self.url}/compute/beta/",
+            "GOOGLE_STORAGE_CUSTOM_ENDPOINT": f"{self.url}/storage/v1/",
+            "GOOGLE_IAM_BETA_CUSTOM_ENDPOINT": f"{self.url}/iam/v1/",
+            "GOOGLE_RESOURCE_MANAGER_CUSTOM_ENDPOINT": f"{self.url}/cloudresourcemanager/v1/",
+        }
+
     def call(self, method: str, path: str, **options: Any) -> requests.Response:
         """One request, as the owner unless `vm` is (vm name, email)."""
         vm = options.pop("vm", None)

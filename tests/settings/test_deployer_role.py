@@ -105,13 +105,8 @@ def world(
         patch.setenv(credentials.ENDPOINT_VARIABLE, f"{whole_cloud.url}/iamcredentials/v1/")
         patch.setenv(credentials.TOKEN_VARIABLE, "owner")
         patch.setenv("STORAGE_EMULATOR_HOST", whole_cloud.url)
-        for variable, path in {
-            "COMPUTE": "compute/beta/",
-            "STORAGE": "storage/v1/",
-            "IAM_BETA": "iam/v1/",
-            "RESOURCE_MANAGER": "cloudresourcemanager/v1/",
-        }.items():
-            patch.setenv(f"GOOGLE_{variable}_CUSTOM_ENDPOINT", f"{whole_cloud.url}/{path}")
+        for variable, address in whole_cloud.endpoints().items():
+            patch.setenv(variable, address)
         credentials.use_settings({"gcp:impersonateServiceAccount": deployer})
         mine.configure(impersonateServiceAccount=deployer)
         yield World(

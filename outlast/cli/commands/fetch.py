@@ -7,16 +7,18 @@ import click
 
 from outlast.cli.terminal import say
 
-
-@click.command()
-@click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
-@click.option(
+into_folder = click.option(
     "--into",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("results"),
     show_default=True,
     help="The folder for all results.",
 )
+
+
+@click.command()
+@click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
+@into_folder
 @click.option("--best", is_flag=True, help="The best checkpoint so far, instead of the result.")
 @click.option("--part", metavar="NAME", help="Of one part of a run with parts.")
 @click.option("--json", "as_json", is_flag=True, help="Print paths and files as JSON.")
@@ -27,7 +29,7 @@ def fetch(
 
     Every file is verified before it gets its name. An interrupted fetch continues when it is called
     again; a file with other bytes is never replaced. EXPERIMENT may also be a run's folder or gs://
-    path. Exit code 1: there is no result, or it cannot be read or written.
+    path. Exit code 1: the result is missing, or cannot be read or written.
 
     \b
     outlast wait first && outlast fetch first

@@ -18,7 +18,7 @@ def logs(experiment: str, attempt: int | None, follow: bool, boot: bool, as_json
 
     EXPERIMENT may also be a run's folder or gs:// path. A VM uploads the output once a minute. With
     --boot, print the serial port of the VM instead, which exists as long as the VM does. Exit code
-    1: it cannot be read, or there is no VM; 64: there is no such attempt.
+    1: it cannot be read, or no VM exists; 64: the run has no such attempt.
 
     \b
     outlast logs first --follow

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from outlast.base import exits
+from outlast.cli.commands.fetch import into_folder
 from outlast.cli.engine_flags import SETTINGS, engine_flags, split
 from outlast.cli.terminal import say
 
@@ -14,13 +15,7 @@ from outlast.cli.terminal import say
 @click.command(context_settings=SETTINGS)
 @click.argument("experiment")
 @engine_flags
-@click.option(
-    "--into",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("results"),
-    show_default=True,
-    help="The folder for all results.",
-)
+@into_folder
 @click.option("--destroy", is_flag=True, help="Destroy the stack once the result is verified.")
 @click.option("--json", "as_json", is_flag=True, help="Print progress and result as JSON lines.")
 def run(experiment: str, flags: tuple[str, ...], into: Path, destroy: bool, as_json: bool) -> None:

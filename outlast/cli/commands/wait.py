@@ -21,7 +21,7 @@ def wait(experiments: tuple[str, ...], timeout_minutes: float | None, as_json: b
 
     It looks every 30 s, less often while nothing changes. EXPERIMENT may also be a run's folder or
     gs:// path. Exit code, of the first that is not done: 0 done, 3 failed, 4 stopped, 5 expired, 6
-    pruned, 124 timed out; 1 it cannot be read, 64 there is no such experiment.
+    pruned, 124 timed out; 1 it cannot be read, 64 the experiment does not exist.
 
     \b
     outlast wait first && outlast fetch first
