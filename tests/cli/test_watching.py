@@ -6,9 +6,9 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +18,7 @@ from outlast.bucket.head import End, read_head
 from outlast.bucket.layout import Layout
 from outlast.bucket.standing import Standing
 from outlast.bucket.store import FolderStore, MemoryStore, Unavailable
-from outlast.cli import endpoint, runs, watching
+from outlast.cli import endpoint, polling, runs, watching
 from outlast.cli.app import cli
 from outlast.cli.errors import CloudError, OperateError
 from outlast.cli.polling import Pauses
@@ -124,7 +124,7 @@ def test_the_commands_in_a_pipe(store: MemoryStore, monkeypatch: pytest.MonkeyPa
         end_run(store, run.layout)
 
     monkeypatch.setattr(runs, "find", lambda _: run)
-    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(polling, "time", SimpleNamespace(sleep=sleep))  # other threads sleep, too
     done = CliRunner().invoke(cli, ["wait", "first", "--timeout-minutes", "1", "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)[0]["state"] == "done"

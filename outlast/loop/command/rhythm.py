@@ -12,11 +12,11 @@ from typing import Any
 from outlast.loop.command.listing import Flow, Listing, Seen
 
 FIRST_FACTOR = 3
-"""Multiple of the quiet time that the folder must rest if there are new kinds of files, or if a
-file is missing that each earlier save had: others may arrive late."""
+"""Multiple of the quiet time that the folder must rest if there are new kinds of files: others may
+arrive late."""
 SIBLING_FACTOR = 6
-"""The same if the number of the missing file says that it belongs to the save, if a file or a link
-has disappeared, or if the command still has a file open that it has written to."""
+"""The same if a file was not written that each earlier save wrote, if a file or a link has
+disappeared, or if the command still has a file open that it has written to."""
 LATE_FACTOR = 60
 """The same for a save that certainly lacks a file."""
 SHAPES_MAX = 1000
@@ -281,11 +281,11 @@ class Rhythm:
         """Multiple of the quiet time that the folder must rest to count as complete."""
         if self.lacks(listing):
             return LATE_FACTOR
-        if _lacks_sibling(listing.state) or self.lost(listing):
+        partial = self._together is not None and not self._changed >= self._together
+        if partial or _lacks_sibling(listing.state) or self.lost(listing):
             return SIBLING_FACTOR
         is_new = any(form_of(name) not in self._shapes for name in listing.state)
-        partial = self._together is not None and not self._changed >= self._together
-        return FIRST_FACTOR if is_new or partial else 1
+        return FIRST_FACTOR if is_new else 1
 
     def lacks(self, listing: Listing) -> str | None:
         """A file that the newest save certainly lacks, or None."""
