@@ -10,6 +10,8 @@ Public names, imported on first use so that ``import outlast`` costs nothing:
     batches in an order whose position is one number, see :mod:`outlast.loop.sampler`.
 ``open``, ``load``
     a run, or an object of its result, for notebooks and scripts, see :mod:`outlast.notebook`.
+``save``
+    objects into a file of the result, for ``load`` to read, see :mod:`outlast.loop.snapshot`.
 """
 
 import importlib
@@ -19,19 +21,21 @@ if TYPE_CHECKING:
     from outlast.loop import train
     from outlast.loop.data import data
     from outlast.loop.sampler import BatchSampler
+    from outlast.loop.snapshot import write_values as save
     from outlast.notebook import load
     from outlast.notebook import open_run as open
 
-__all__ = ["BatchSampler", "data", "load", "open", "train"]
+__all__ = ["BatchSampler", "data", "load", "open", "save", "train"]
 
 _HOMES = {
     "BatchSampler": "outlast.loop.sampler",
     "data": "outlast.loop.data",
     "load": "outlast.notebook",
     "open": "outlast.notebook",
+    "save": "outlast.loop.snapshot",
     "train": "outlast.loop",
 }
-_NAMES = {"open": "open_run"}
+_NAMES = {"open": "open_run", "save": "write_values"}
 """The name inside the module, if it differs from the public name."""
 
 

@@ -1,6 +1,6 @@
-"""Generates from the code: three pages of tables, and the config part of Pulumi.yaml.
+"""Generates from the code: four pages of tables, and the config part of Pulumi.yaml.
 
-    python tools/tables.py           writes configuration.md, components.md and
+    python tools/tables.py           writes configuration.md, components.md, guarantees.md and
                                      organization-policies.md in docs, and Pulumi.yaml
     python tools/tables.py --check   says which of them is out of date; exit 1
 
@@ -69,6 +69,17 @@ refused. If custom roles are forbidden, VMs cannot leave their groups.
 |---|---|
 """
 
+GUARANTEES = """# Scenarios and guarantees
+
+{made}
+
+For people who choose a scenario of `outlast rehearse`, or write one ([how](scenarios.md)). The
+files are in `outlast/localcloud/scenarios`.
+
+| scenario | what happens | ends as | guarantees |
+|---|---|---|---|
+"""
+
 
 @dataclass(frozen=True)
 class Field:
@@ -97,6 +108,7 @@ def pages() -> dict[Path, str]:
         ROOT / "docs" / "configuration.md": configuration(),
         ROOT / "outlast" / "settings" / "experiment_args.py": arguments(),
         ROOT / "docs" / "organization-policies.md": policies(),
+        ROOT / "docs" / "guarantees.md": guarantees(),
         ROOT / "Pulumi.yaml": project((ROOT / "Pulumi.yaml").read_text()),
         ROOT / "docs" / "components.md": components(
             sorted((ROOT / "components").glob("*.py"))
@@ -131,6 +143,24 @@ def policies() -> str:
         for name, text in sorted(REMEDIES.items())
     ]
     return POLICIES.format(made=MADE) + "".join(rows)
+
+
+def guarantees() -> str:
+    """The page of the named scenarios, and of what a guarantee promises."""
+    sys.path.insert(0, str(ROOT))
+    from outlast.cli.rehearsal.guarantees import GUARANTEES as CHECKS
+
+    lines = [GUARANTEES.format(made=MADE)]
+    for file in sorted((ROOT / "outlast" / "localcloud" / "scenarios").glob("*.yaml")):
+        scenario = yaml.safe_load(file.read_text())
+        expected = scenario["expect"]
+        ending = ", ".join(dict.fromkeys(expected["end"].values()))
+        names = ", ".join(f"`{name}`" for name in expected["guarantees"])
+        row = (f"`{scenario['name']}`", _joined(scenario["about"]), ending, names)
+        lines.append(f"| {' | '.join(map(_cell, row))} |\n")
+    lines += ["\n| guarantee | promises that |\n|---|---|\n"]
+    lines += [f"| `{name}` | {_cell(_joined(of.__doc__))} |\n" for name, of in CHECKS.items()]
+    return "".join(lines)
 
 
 def project(text: str) -> str:

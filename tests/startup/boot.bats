@@ -161,6 +161,7 @@ into_image() {
 }
 
 @test "a token that is refused is asked for again" {
+  metadata attributes/outlast-timeouts '{"backoff":0,"iam_propagation":60}' # a busy machine takes seconds a call
   fault POST upload 401 1
   run -0 vm::boot
   [[ "$(calls 'default/token')" == 2 ]]

@@ -1,5 +1,5 @@
-"""Every Python block of the pages runs: whole files as they are, and killed; the others within the
-few lines that their page has before them."""
+"""Every Python block of the pages runs, within the few lines that their page has before them, and
+so does each whole file to copy: as it is, and killed."""
 
 import os
 import re
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -61,25 +62,25 @@ PROGRAM = ("start.md", 0)
 
 CONTEXT: dict[tuple[str, int], tuple[str, str, str]] = {
     ("your-trainer.md", 0): ("torch", TORCH, ""),
-    ("your-trainer.md", 6): (
+    ("your-trainer.md", 1): (
         "",
         NUMPY + "with outlast.train({'box': {'n': 0}}, 9) as run:\n  for step in run.steps():\n",
         "assert run.step == 1",
     ),
-    ("your-trainer.md", 7): (
+    ("your-trainer.md", 2): (
         "",
         NUMPY + "def train_step(model, fold, step):\n    model['w'] += fold + 1\n    return 0.5\n"
         "def accuracy(model, fold):\n    return float(model['w'][0])\n",
         "assert scores == [3.0, 6.0, 9.0, 12.0, 15.0]",
     ),
-    ("your-trainer.md", 8): (
+    ("your-trainer.md", 3): (
         "torch",
         TORCH + "steps, loss = 3, 0.5\nrng = torch.random\nposition = {'n': 0}\n",
         "",
     ),
-    ("your-trainer.md", 9): ("", NUMPY, BODY),
-    ("your-trainer.md", 10): ("", NUMPY, BODY),
-    ("your-trainer.md", 11): (
+    ("your-trainer.md", 4): ("", NUMPY, BODY),
+    ("your-trainer.md", 5): ("", NUMPY, BODY),
+    ("your-trainer.md", 6): (
         "xgboost",
         "import numpy as np, xgboost\nparams, rounds, step = {'subsample': 0.5}, 2, 1\n"
         "rows = xgboost.DMatrix(np.ones((9, 2)), np.ones(9))\n",
@@ -111,21 +112,18 @@ def blocks() -> dict[tuple[str, int], str]:
     }
 
 
-def is_whole(code: str) -> bool:
-    return "def main(argv):" in code
+FILES = sorted((programs.ROOT / "examples/frameworks").glob("*_loop.py"))
 
 
-WHOLE = [key for key, code in blocks().items() if is_whole(code)]
-
-
-def needs(code: str) -> str:
-    found = [name for name in ("torch", "keras", "jax", "sklearn") if f"import {name}" in code]
+def needs(file: Path) -> str:
+    text = file.read_text()
+    found = [name for name in ("torch", "keras", "jax", "sklearn") if f"import {name}" in text]
     return found[0] if found else ""
 
 
 def test_every_block_is_run_by_one_of_these_tests() -> None:
-    assert set(blocks()) == {*WHOLE, *CONTEXT, PROGRAM}
-    assert len(WHOLE) == 5
+    assert set(blocks()) == {*CONTEXT, PROGRAM}
+    assert len(FILES) == 5
 
 
 def run(folder: Path, code: str) -> None:
@@ -177,31 +175,29 @@ def imported(name: str) -> None:
         pytest.importorskip(name)
 
 
-def marked(keys: list[tuple[str, int]], framework: dict[tuple[str, int], str]) -> list[object]:
+def marked(frameworks: dict[Any, str]) -> list[object]:
     own = ("", "sklearn")
     return [
-        pytest.param(
-            key, marks=() if framework[key] in own else pytest.mark.frameworks, id=f"{key}"
-        )
-        for key in keys
+        pytest.param(key, marks=() if needed in own else pytest.mark.frameworks, id=f"{key}")
+        for key, needed in frameworks.items()
     ]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("key", marked(WHOLE, {k: needs(blocks()[k]) for k in WHOLE}))
+@pytest.mark.parametrize("name", marked({file.name: needs(file) for file in FILES}))
 def test_a_whole_file_killed_ends_with_the_same_bytes(
-    tmp_path: Path, key: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(programs, "WAIT_SEC", 240.0)
-    code = blocks()[key]
-    imported(needs(code))
+    file = programs.ROOT / "examples/frameworks" / name
+    imported(needs(file))
     slowed, count = LOOP.subn(
-        r"\1\2\n\1    import os, time; time.sleep(float(os.environ['PAUSE']))", code
+        r"\1\2\n\1    import os, time; time.sleep(float(os.environ['PAUSE']))", file.read_text()
     )
     assert count == 1
-    for name in ("baseline", "killed"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "mine.py").write_text(slowed)
+    for folder in (tmp_path / "baseline", tmp_path / "killed"):
+        folder.mkdir()
+        (folder / "mine.py").write_text(slowed)
     command = [sys.executable, "mine.py", "--steps", "40"]
     done = programs.run(tmp_path / "baseline", command, PAUSE="0", **ENVIRONMENT)
     assert done.returncode == 0, done.stderr
@@ -219,7 +215,7 @@ def test_a_whole_file_killed_ends_with_the_same_bytes(
     assert programs.result_of(folder) == programs.result_of(baseline)
 
 
-@pytest.mark.parametrize("key", marked([*CONTEXT], {k: CONTEXT[k][0] for k in CONTEXT}))
+@pytest.mark.parametrize("key", marked({key: CONTEXT[key][0] for key in CONTEXT}))
 def test_a_part_runs_where_its_page_has_it(tmp_path: Path, key: tuple[str, int]) -> None:
     framework, before, after = CONTEXT[key]
     imported(framework)
