@@ -92,6 +92,7 @@ class Shared:
             "prefix": config.prefix, "leave_role": self.leave_role, "reads": config.reads,
             "secrets": config.secret_owners, "account": config.service_account,
             "payer": config.data_payer, "mark": labels.mark(config.labels),
+            "sweep": config.sweep_rules.name if config.sweep_rules else "",
         }, self.opts)  # fmt: skip
 
     def bundle(self, code: Code) -> BundleObject:

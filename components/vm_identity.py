@@ -8,6 +8,7 @@ from pulumi_gcp import projects, secretmanager, serviceaccount, storage
 
 from outlast.spec import labels, permissions
 from outlast.spec.account import account_id, short_digest
+from outlast.spec.sweep_rules import prefix_of
 
 
 class VmIdentityArgs(TypedDict):
@@ -32,6 +33,9 @@ class VmIdentityArgs(TypedDict):
     payer: NotRequired[str]
     """Project that pays for reading data where a bucket lets the requester pay; empty for none.
     Plain str: it decides what is declared."""
+    sweep: NotRequired[str]
+    """Name of the sweep whose values and decisions it may read and create, but not change; empty
+    for none. Plain str: it decides what is declared."""
     reads: NotRequired[Sequence[str]]
     """Further `gs://` paths that it may read, in any bucket: objects, or folders with everything
     below them. Plain strings: each becomes a binding.
@@ -102,6 +106,8 @@ class VmIdentity(pulumi.ComponentResource):
             self._reads(f"{name}-read-{short_digest(path)}", path, member)
             for path in args.get("reads", ())
         ]
+        if sweep := args.get("sweep"):
+            besides += self._of_sweep(name, args["bucket"], prefix_of(sweep), member)
         if payer := args.get("payer"):
             besides.append(
                 projects.IAMMember(
@@ -126,6 +132,27 @@ class VmIdentity(pulumi.ComponentResource):
                 )
             )
         self.register_outputs({"email": self.email})
+
+    def _of_sweep(
+        self, name: str, bucket: pulumi.Input[str], prefix: str, member: pulumi.Input[str]
+    ) -> list[storage.BucketIAMMember]:
+        """objectCreator alone can replace nothing (page "IAM roles for Cloud Storage", read in
+        November 2026)."""
+        return [
+            storage.BucketIAMMember(
+                f"{name}-sweep-{what}",
+                bucket=bucket,
+                role=f"roles/storage.{role}",
+                member=member,
+                condition={
+                    "title": f"outlast-sweep-{what}",
+                    "description": f"Only {prefix}/",
+                    "expression": below(bucket, prefix),
+                },
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+            for what, role in (("read", "objectViewer"), ("create", "objectCreator"))
+        ]
 
     def _reads(self, name: str, path: str, member: pulumi.Input[str]) -> storage.BucketIAMMember:
         bucket, _, prefix = path.removeprefix("gs://").partition("/")

@@ -53,6 +53,7 @@ LABEL = Form(
     r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}|",
     "at most 40 letters, digits, '_', '.' and '-', and begin with a letter or a digit",
 )
+RUN = Form(r"[a-z0-9][a-z0-9-]{0,62}", "1 to 63 small letters, digits and '-'")
 
 # Fields of a record with these types are checked when the record is read.
 Digest = Annotated[str, DIGEST]
@@ -67,6 +68,7 @@ Host = Annotated[str, HOST]
 """Name of a machine."""
 Label = Annotated[str, LABEL]
 """Name of a part, or a tag; empty for none."""
+RunName = Annotated[str, RUN]
 
 
 _NAME_BYTES_MAX = 255

@@ -9,15 +9,26 @@ import os
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from outlast.base.codec import Record
 from outlast.base.exits import Reason, State
-from outlast.base.names import Digest, Host, Id, Label, Zone, check_file_names, check_object_name
+from outlast.base.names import (
+    Digest,
+    Host,
+    Id,
+    Label,
+    RunName,
+    Zone,
+    check_file_names,
+    check_object_name,
+)
 from outlast.base.numbers import Ordinal, Seconds, Size, Steps
 from outlast.spec.metrics import Last
 from outlast.spec.result import HEAD_FILE
+from outlast.spec.sweep_rules import NAME_PATTERN, Measured, prefix_of
 
 EXPERIMENT_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 
@@ -184,6 +195,42 @@ class Layout:
         if match is None or not path.startswith(self.root):
             return None
         return int(match["term"]), self.root + match["folder"]
+
+
+@dataclass(frozen=True)
+class SweepLayout:
+    """Object names of one sweep: `sweeps/<name>/…`. Its trials create them, each once."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not NAME_PATTERN.fullmatch(self.name):
+            raise ValueError(f"sweep {self.name[:80]!r}: is not a sweep's name")
+
+    @property
+    def prefix(self) -> str:
+        """Without a slash at the end, as an IAM condition names it."""
+        return prefix_of(self.name)
+
+    @property
+    def values(self) -> str:
+        """Prefix of all values."""
+        return f"{self.prefix}/rungs/"
+
+    @property
+    def decisions(self) -> str:
+        """Prefix of all decisions."""
+        return f"{self.prefix}/decisions/"
+
+    def values_at(self, rung: int) -> str:
+        """Prefix of the values that have arrived at a rung."""
+        return f"{self.values}{_padded(rung, _STEP_DIGITS)}/"
+
+    def value(self, rung: int, run: str) -> str:
+        return f"{self.values_at(rung)}{run}.json"
+
+    def decision(self, rung: int, run: str) -> str:
+        return f"{self.decisions}{_padded(rung, _STEP_DIGITS)}/{run}.json"
 
 
 def _padded(number: int, digits: int) -> str:
@@ -384,6 +431,59 @@ class EndCopy(Record):
     started: datetime
     why: str = dataclasses.field(default="", metadata={"omit": True})
     """Why the trainer ended the run before its last step."""
+
+
+@dataclass(frozen=True)
+class RungValue(Record):
+    """`sweeps/<name>/rungs/<step>/<run>.json`: a trial's metric when it reached a rung. The same
+    bytes whenever the trial passes the rung again; the first object counts.
+    """
+
+    run: RunName
+    rung: Steps
+    step: Steps
+    """Step of `value`, at most the rung's."""
+    value: float | None
+    """The metric's last value; None if it is not finite."""
+    best: float | None
+    """Its best finite value so far; None if there is none."""
+    mean: float | None
+    """The average of its finite values so far; None if there is none."""
+
+    @property
+    def measured(self) -> Measured:
+        """As the rules compare it."""
+        return Measured(self.value, self.best, self.mean)
+
+
+class Choice(StrEnum):
+    """What a trial does after a rung."""
+
+    STOP = "stop"
+    CONTINUE = "continue"
+
+
+@dataclass(frozen=True)
+class RungDecision(Record):
+    """`sweeps/<name>/decisions/<step>/<run>.json`: what a trial decided at a rung. It is written
+    once, never changes, and binds every later attempt of the same resume.
+    """
+
+    run: RunName
+    rung: Steps
+    choice: Choice
+    resume: Ordinal
+    """The resume of the attempt that decided; `outlast resume` continues a trial all the same."""
+    rules: dict[str, Any]
+    """The setting `outlast:sweep` of that attempt."""
+    own: float | None
+    """The trial's number that was compared; None if it is not finite."""
+    bar: float | None
+    """What it must not be worse than; None if nothing was compared, or if that is not finite."""
+    others: tuple[RungValue, ...]
+    """The values that had arrived before the trial's own, in that order."""
+    why: str
+    """A sentence for people."""
 
 
 def is_run_path(where: str | Path) -> bool:

@@ -10,7 +10,7 @@ from outlast.settings.parsing import parse
 from outlast.settings.rules.code import delivery_of
 from outlast.settings.rules.command import command_options_of, slips
 from outlast.settings.rules.data import check_paths, check_public, dests_of
-from outlast.settings.rules.limits import timeouts_of
+from outlast.settings.rules.limits import sweep_rules_of, timeouts_of
 from outlast.settings.rules.machine import check_image, location_of, machine_of, recipe_of
 from outlast.settings.rules.network import network_of
 from outlast.settings.rules.place import (
@@ -134,6 +134,7 @@ def _run_of(
         "command": command,
         "git": git,
         "command_options": command_options_of(given, command),
+        "sweep_rules": sweep_rules_of(given),
         "secret_env": secret_env,
         "webhook_secret": webhook_secret_of(given, cloud),
         "advice": (

@@ -158,6 +158,10 @@ class ExperimentArgs(TypedDict, total=False):
     """Minutes without a step after which a trainer is restarted, which counts as its own
     failure. Default: `30`
     """
+    sweep: dict[str, Any]
+    """The sweep that this run is a trial of, and when it stops early: name, metric, goal, rule,
+    rungs or minStep, eta, startup (docs/sweeps.md); empty is none. Default: `{}`
+    """
 
     # Where and on what
     zone: str

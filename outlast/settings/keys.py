@@ -309,6 +309,13 @@ class Limits(Section):
             "failure"
         ),
     )
+    sweep: dict[str, Any] = Field(
+        default_factory=dict,
+        description=(
+            "The sweep that this run is a trial of, and when it stops early: name, metric, goal,"
+            " rule, rungs or minStep, eta, startup (docs/sweeps.md); empty is none"
+        ),
+    )
 
 
 class WhereAndOnWhat(Section):

@@ -11,6 +11,7 @@ from outlast.spec import foundation, identity, network_rules, secrets
 from outlast.spec.delivery import Git
 from outlast.spec.pin import Pin
 from outlast.spec.run_spec import NO_DEADLINE, RunSpec, Timeouts, texts_of
+from outlast.spec.sweep_rules import SweepRules
 
 
 class Settings(Keys):
@@ -28,6 +29,8 @@ class Settings(Keys):
     git: Git | None
     command_options: dict[str, Any]
     """More options of the command's runner, by flag."""
+    sweep_rules: SweepRules | None
+    """The sweep of which the run is a trial; it does not change the run's name."""
     spot: bool
     restarts: bool
     """Whether the VM stops and boots again when its host is maintained."""

@@ -8,6 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self
 
+from outlast.base import names
 from outlast.base.codec import format_time
 from outlast.base.retry import SILENT_SEC
 from outlast.protocol import parse_every
@@ -16,6 +17,7 @@ from outlast.spec.command_words import QUIET_SEC
 from outlast.spec.delivery import BUCKET, Git
 from outlast.spec.identity import canonical_json
 from outlast.spec.pin import Pin
+from outlast.spec.sweep_rules import SweepRules
 
 Argument = bool | int | float | str
 """A value of a trainer's flag in the settings."""
@@ -25,7 +27,7 @@ NO_DEADLINE = datetime(9999, 12, 31, tzinfo=UTC)
 NO_STACK = "folder/"
 """What the owner of a run without a stack begins with."""
 
-RUN_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+RUN_PATTERN = re.compile(names.RUN.pattern)
 
 
 class BadSpec(ValueError):
@@ -141,6 +143,8 @@ class RunSpec:
     webhook: str = ""
     webhook_secret: str = ""
     """Name of the secret that holds the webhook's address; empty for none."""
+    sweep_rules: SweepRules | None = None
+    """The sweep of which the run is a trial, and when it stops early."""
     init: str = ""
     """Another run's checkpoint that this one begins with, pinned by its digest; empty for none."""
     model_output_path: str = ""
@@ -318,6 +322,7 @@ _FORMS = {
     "processes": _FROM_1,
     "run": Form(_read_run),
     "secret_env": Form(_read_by(secrets.from_json), secrets.to_json),
+    "sweep_rules": Form(_read_by(SweepRules.from_json), SweepRules.to_json),
     "timeouts": Form(lambda key, text: Timeouts.parse(text), Timeouts.to_json),
     "trainer_user": Form(_read_trainer_user),
 }

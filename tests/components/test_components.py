@@ -169,6 +169,7 @@ CASES = {
     "vm_identity_secret": lambda: identity(secrets=[("keys", "deploy"), ("p", "wandb")]),
     "vm_identity_reads": lambda: identity(reads=["gs://other/digits", "gs://p-outlast/faces/"]),
     "vm_identity_payer": lambda: identity(payer="pays"),
+    "vm_identity_sweep": lambda: identity(sweep="lr"),
     "bundle_object": lambda: BundleObject(
         "bundle",
         {"bucket": "p-outlast", "object": "experiments/dev/bundles/00.zip", "path": "00.zip"},

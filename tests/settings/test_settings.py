@@ -360,6 +360,19 @@ def test_a_switch_that_is_off_is_the_same_run_as_none():
     assert run_of(epochs="false") == run_of(epochs=False) == run_of()
 
 
+SWEEP = {"name": "lr", "metric": "accuracy", "goal": "max", "rule": "halving", "minStep": 10}
+
+
+def test_a_sweep_reaches_the_vm_and_changes_no_name():
+    """Rules say when a run ends, not what it computes."""
+    alone, trial = check(), check({"outlast:sweep": json.dumps(SWEEP)})
+    other = check({"outlast:sweep": json.dumps({**SWEEP, "rule": "median", "eta": 2})})
+    assert alone.run == trial.run == other.run
+    assert (alone.sweep_rules, alone.run_spec("").sweep_rules) == (None, None)
+    rules = trial.run_spec("").sweep_rules
+    assert rules is not None and rules.as_setting() == {**SWEEP, "eta": 4, "startup": 0}
+
+
 def test_infrastructure_is_the_same_run():
     changes = {
         "outlast:machineType": "n2-standard-8",
@@ -375,6 +388,7 @@ def test_infrastructure_is_the_same_run():
         "outlast:trainerPython": "/opt/conda/bin/python",
         "outlast:trainerUser": "own",
         "outlast:processes": "2",
+        "outlast:sweep": json.dumps(SWEEP),
     }
     assert check(changes, name="other").run == check().run
 
@@ -600,6 +614,9 @@ def test_a_rerun_is_another_run_and_a_pin_is_that_run():
             "outlast:webhook 'https://…@h/x': must not contain a user or",
         ),
         ("webhook", "https://me:pw@h:0/x", "outlast:webhook 'https://…@h:0/x': must be an https"),
+        ("sweep", '{"name":"Lr"}', "outlast:sweep.rule '': must be none or median or halving"),
+        ("sweep", json.dumps({**SWEEP, "name": "Lr"}), "outlast:sweep.name 'Lr': must have 1 to"),
+        ("sweep", json.dumps({**SWEEP, "eat": 3}), "outlast:sweep.eat: is not known; did you mean"),
         ("labels", '{"Team":"x"}', "a key has at most 63 lower-case"),
         ("labels", '{"team":"Vision"}', "labels.team 'Vision': a value is a text of at most 63"),
         ("labels", '{"team":5}', "labels.team 5: must be a text, in quotes; set outlast:labels.te"),

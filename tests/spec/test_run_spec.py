@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from outlast.spec.delivery import Git
 from outlast.spec.run_spec import BadSpec, RunSpec, Timeouts, argv, parse_checkpoint_every
+from outlast.spec.sweep_rules import SweepRules
 
 ATTRIBUTES = {
     "outlast-bucket": "runs",
@@ -42,6 +43,10 @@ GIT = st.builds(
     url=st.just("https://github.com/me/code.git"),
     commit=st.just("0" * 40),
     path=st.sampled_from(["", "train"]),
+)
+
+SWEEP = SweepRules.parse(
+    {"name": "lr", "metric": "loss", "goal": "min", "rule": "median", "minStep": 10}
 )
 
 
@@ -88,6 +93,7 @@ def specs(draw: st.DrawFn) -> RunSpec:
         webhook_secret=draw(st.sampled_from(["", SECRET])),
         init=draw(st.sampled_from(["", f"gs://b/e/0/t000001/s000000000010-0a/#{'0' * 64}"])),
         model_output_path=args.get("model-output-path", ""),
+        sweep_rules=draw(st.sampled_from([None, SWEEP])),
         content=draw(OBJECTS),
         billed=draw(OBJECTS),
         **of_command,
@@ -107,6 +113,7 @@ def test_every_field_reaches_the_vm() -> None:
         "args": {"x": "1", "model-output-path": "gs://b/m/"},
         "model_output_path": "gs://b/m/",
         "git": Git(url="https://github.com/me/code.git", commit="0" * 40),
+        "sweep_rules": SWEEP,
         "command": "train",
         "secret_env": {"WANDB_API_KEY": SECRET},
         "init": f"gs://b/e/0/t000001/s000000000010-0a/#{'0' * 64}",

@@ -1,9 +1,10 @@
 """Rules for times and limits."""
 
 from outlast.machines import machines
-from outlast.settings.errors import NAMESPACE, bad
+from outlast.settings.errors import NAMESPACE, SettingsError, bad
 from outlast.settings.keys import Keys
 from outlast.spec import identity
+from outlast.spec.sweep_rules import BadRules, SweepRules
 
 
 def timeouts_of(given: Keys, *, spot: bool) -> str:
@@ -39,3 +40,13 @@ def _keep_vm_minutes(given: Keys) -> int:
             "lower, or outlast:maxRunMinutes higher",
         )
     return minutes
+
+
+def sweep_rules_of(given: Keys) -> SweepRules | None:
+    """The sweep of which the run is a trial; None for none. Raises SettingsError."""
+    if not given.sweep:
+        return None
+    try:
+        return SweepRules.parse(given.sweep)
+    except BadRules as error:
+        raise SettingsError(f"{NAMESPACE}:sweep.{error}; set {NAMESPACE}:sweep") from None

@@ -34,6 +34,7 @@ WRITE, READ = "roles/storage.objectUser", "roles/storage.objectViewer"
 SECRET = "roles/secretmanager.secretAccessor"
 SECRETS = f"/secretmanager/v1/projects/{PROJECT}/secrets"
 OWN = "experiments/dev"
+SWEEP = "sweeps/lr/"
 LENT = "rows"
 """A folder that `dataPaths` names, in another team's bucket."""
 INIT = "experiments/theirs/0123456789/t000001/s000000000100-01234567/"
@@ -82,6 +83,10 @@ api lent-absent GET "$lent/o/rows%2Fabsent"
 api lent-list GET "$lent/o?prefix=rows/"
 api init-read GET "$init%2FMANIFEST.json?alt=media"
 api init-absent GET "$init%2Fabsent"
+api sweep-create POST "$upload=sweeps/lr/rungs/10/$name" -d new
+api sweep-read GET "$store/o/sweeps%2Flr%2Frungs%2F10%2Ftheirs?alt=media"
+api sweep-absent GET "$store/o/sweeps%2Flr%2Frungs%2F10%2Fabsent"
+api sweep-list GET "$store/o?prefix=sweeps/lr/rungs/10/"
 api secret-read GET "$secrets/own/versions/latest:access"
 api group-find POST "$groups/g1/listManagedInstances"
 api group-leave POST "$groups/g1/deleteInstances" \
@@ -101,6 +106,12 @@ api alike-read GET "$store/o/experiments%2Fdev-2%2FHEAD?alt=media"
 api alike-list GET "$store/o?prefix=experiments/dev-2/"
 api experiments-list GET "$store/o?prefix=experiments/"
 api bucket-list GET "$store/o"
+api sweep-overwrite POST "$upload=sweeps/lr/rungs/10/theirs" -d x
+api sweep-delete DELETE "$store/o/sweeps%2Flr%2Frungs%2F10%2Ftheirs"
+api sweep-alike-write POST "$upload=sweeps/lr-2/rungs/10/mine" -d x
+api sweep-alike-read GET "$store/o/sweeps%2Flr-2%2Frungs%2F10%2Ftheirs?alt=media"
+api sweep-alike-list GET "$store/o?prefix=sweeps/lr-2/"
+api sweeps-list GET "$store/o?prefix=sweeps/"
 api note-write POST "$upload=foundations/outlast-base/dev" -d x
 api lent-write POST "$give=rows/b" -d x
 api lent-delete DELETE "$lent/o/rows%2Fa.csv"
@@ -149,6 +160,10 @@ ALL_WELL = {
     "lent-list": 200,
     "init-read": 200,
     "init-absent": 404,
+    "sweep-create": 200,
+    "sweep-read": 200,
+    "sweep-absent": 404,
+    "sweep-list": 200,
     "secret-read": 200,
     "group-find": 200,
     "group-leave": 400,  # allowed; there is no VM of that name in it
@@ -165,6 +180,9 @@ FAILS_WITHOUT = {
     (LENT, "storage.objects.list"): {"lent-list", "lent-absent"},
     (INIT, "storage.objects.get"): {"init-read", "init-absent"},
     (INIT, "storage.objects.list"): {"init-absent"},
+    (SWEEP, "storage.objects.create"): {"sweep-create"},
+    (SWEEP, "storage.objects.get"): {"sweep-read", "sweep-absent"},
+    (SWEEP, "storage.objects.list"): {"sweep-list", "sweep-absent"},
     (SECRET, "secretmanager.versions.access"): {"secret-read"},
     ("leave", "compute.instanceGroupManagers.get"): {"group-find"},
     ("leave", "compute.instanceGroupManagers.update"): {"group-leave"},
@@ -225,6 +243,7 @@ def declared(buckets: Buckets) -> Declared:
                 "prefix": OWN,
                 "leave_role": role.role,
                 "secrets": [(PROJECT, "own")],
+                "sweep": "lr",
                 "reads": [f"gs://{buckets.lender}/{path}" for path in (LENT, INIT)],
             },
         )
@@ -299,7 +318,9 @@ def buckets(world: FullCloud) -> Buckets:
     assert switched.status_code == 200
     made = Buckets(make_bucket(world), make_bucket(world))
     own = [f"{OWN}/{kind}-{name}" for kind in ("HEAD", "old") for name in NAMES]
-    for name in (*own, "experiments/other/HEAD", "experiments/dev-2/HEAD", "data/digits"):
+    others = ("experiments/other/HEAD", "experiments/dev-2/HEAD", "data/digits")
+    sweeps = [f"sweeps/{sweep}/rungs/10/theirs" for sweep in ("lr", "lr-2")]
+    for name in (*own, *others, *sweeps):
         world.put(made.own, name)
     for name in (LENT, f"{LENT}/a.csv", f"{LENT}-2/a.csv", f"{INIT}MANIFEST.json"):
         world.put(made.lender, name)
