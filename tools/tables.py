@@ -35,7 +35,14 @@ each as `outlast:KEY`; `pulumi config set outlast:KEY VALUE` writes one, with `-
 outlast:args.epochs` a part of one. `outlast/settings` checks them all before it calls the cloud.
 The provider has its own settings: `gcp:project` (required), `gcp:zone` and `gcp:region`.
 """
-KINDS = {str: "string", int: "integer", bool: "boolean", list: "array", dict: "object"}
+KINDS = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    list: "array",
+    dict: "object",
+}
 """A key's type is its default's."""
 
 ARGUMENTS = '''"""The arguments of Experiment and Foundation. Made by `make tables` from `keys`."""
@@ -46,7 +53,14 @@ from typing import Any, TypedDict
 class ExperimentArgs(TypedDict, total=False):
     """Settings by their Python names; each one that is left out has its default."""
 '''
-TYPES = {str: "str", int: "int", bool: "bool", list: "list[Any]", dict: "dict[str, Any]"}
+TYPES = {
+    str: "str",
+    int: "int",
+    float: "float",
+    bool: "bool",
+    list: "list[Any]",
+    dict: "dict[str, Any]",
+}
 
 COMPONENTS = """# Every component
 

@@ -64,6 +64,7 @@ class Reason(StrEnum):
     DOES_NOT_FIT = "does-not-fit"
     LIMIT = "limit"
     EXPIRED = "expired"
+    BUDGET = "budget"
     STALLED = "stalled"
     NO_PROGRESS = "no-progress"
     DATA_CHANGED = "data-changed"

@@ -75,15 +75,15 @@ def ask(
 ) -> Answer:
     """The answer to one request. Raises RequestFailed, whose text begins with ``what``.
 
-    ``body`` is sent as JSON; None sends none. With ``direct`` a proxy that the environment names is
-    not used: for addresses of this machine, or of its host.
+    ``body`` is sent as JSON, or as it is if it is bytes; None sends none. With ``direct`` a proxy
+    that the environment names is not used: for addresses of this machine, or of its host.
     """
     # Here, as most commands send no request and should start fast.
     import http.client
     import urllib.error
     import urllib.request
 
-    data = None if body is None else json.dumps(body).encode()
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     sent = {**({} if body is None else _JSON), **(headers or {})}
     proxies = [urllib.request.ProxyHandler({})] if direct else []
     try:

@@ -116,7 +116,13 @@ def obstacle(head: Head, *, resume: int, now: datetime) -> str | None:
         return None
     if head.state.ended:
         reason = f" ({head.end.reason})" if head.end and head.end.reason != head.state else ""
-        return f"has ended as {head.state}{reason}, nothing is started; outlast resume reopens it"
+        first = ""
+        if head.end and head.end.reason is Reason.BUDGET:
+            first = "raise outlast:budgetDollars, and "
+        return (
+            f"has ended as {head.state}{reason}, nothing is started; {first}outlast resume reopens"
+            " it"
+        )
     if is_expired(head, now):
         return (
             f"has passed its limit of {head.deadline:%Y-%m-%d %H:%M} UTC, nothing is started;"

@@ -1,64 +1,113 @@
-"""What a run has cost so far, counted from its records: every VM's hours at the list's price.
+"""What a run has cost so far, counted from its records: every VM's hours at the list's price, and
+what preemptions cost.
 
-A VM is counted from its first record to its last, so the bill has a few more seconds at both ends:
-from its start to its boot script, and from its last record to its end. A VM that is still running
-is counted up to now (one that is lost, to its last heartbeat), and one that is kept after the run's
-end for as long as it stays. Network traffic is not in the records and not counted.
+Not in the records, and not counted: requests, network traffic, images, and storage of the past.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 from outlast.base.codec import format_time
-from outlast.bucket import history
+from outlast.base.exits import INFRASTRUCTURE_REASONS
+from outlast.bucket import history, uptime
 from outlast.bucket.head import HeadError
-from outlast.bucket.history import History
-from outlast.bucket.layout import (
-    AttemptStart,
-    BootRecord,
-    Layout,
-)
-from outlast.bucket.standing import Standing, standing
-from outlast.bucket.store import NotFound, Store, StoreError
-from outlast.cli.errors import OperateError, about
+from outlast.bucket.history import Attempt, History
+from outlast.bucket.layout import AttemptStart, Layout
+from outlast.bucket.store import Store, StoreError
+from outlast.bucket.transfer import in_parallel, small_reads
+from outlast.bucket.uptime import within
+from outlast.cli import experiments
+from outlast.cli.errors import CloudError, OperateError, about
 from outlast.cli.runs import Place
 from outlast.costs import pricing
 
-LEAST = timedelta(minutes=1)
-"""What the platform bills of a VM at least."""
 GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Life:
-    """One VM's life, as far as the bucket has records of it."""
+class Life(uptime.Life):
+    """One VM's life, and what it costs."""
 
-    instance: str
-    zone: str
-    start: datetime
-    end: datetime
-    alive: bool
-    """Whether it still works on the run."""
     rate: pricing.Sum
     """What it costs an hour."""
+    standard: pricing.Sum
+    """What the same VM costs an hour on demand."""
 
     @property
-    def hours(self) -> float:
-        """That are billed."""
-        return max(self.end - self.start, LEAST).total_seconds() / 3600
+    def is_spot(self) -> bool:
+        """Whether its price is that of a Spot VM."""
+        return self.rate != self.standard
 
     def as_json(self) -> dict[str, Any]:
         return {
             "instance": self.instance,
             "zone": self.zone,
+            "attempts": [one.term for one in self.attempts],
             "start": format_time(self.start),
             "end": None if self.alive else format_time(self.end),
             "hours": round(self.hours, 3),
             "items": [{"what": item.what, "hour": item.hour} for item in self.rate.items],
             "dollars": round(self.rate.hour * self.hours, 4),
             "unknown": list(self.rate.unknown),
+        }
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of a VM's life that belongs to one attempt: from the VM's first record, or the start
+    of the attempt, to the start of the VM's next attempt, or its last record. A VM that never came
+    to an attempt has one share without one."""
+
+    life: Life
+    attempt: Attempt | None
+    start: datetime
+    end: datetime
+    hours: float
+    """That are billed."""
+
+    @property
+    def dollars(self) -> float:
+        return self.life.rate.hour * self.hours
+
+    def as_json(self) -> dict[str, Any]:
+        attempt = self.attempt
+        return {
+            "attempt": attempt.term if attempt else None,
+            "instance": self.life.instance,
+            "reason": attempt.reason if attempt else None,
+            "hours": round(self.hours, 4),
+            "dollars": round(self.dollars, 6),
+            "committed": attempt.steps - attempt.lost if attempt else 0,
+        }
+
+
+@dataclass(frozen=True)
+class Preemptions:
+    """What interruptions of the platform cost: the time of lost steps, and boots to continue."""
+
+    count: int
+    steps_lost: int
+    lost_hours: float
+    """In which steps were made that are lost."""
+    boot_hours: float
+    """From the first record of a VM that continues to its attempt's start, when the checkpoint is
+    restored; all hours of a VM that never came to one."""
+    dollars: float
+
+    @property
+    def hours(self) -> float:
+        return self.lost_hours + self.boot_hours
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "count": self.count,
+            "stepsLost": self.steps_lost,
+            "lostHours": round(self.lost_hours, 4),
+            "bootHours": round(self.boot_hours, 4),
+            "dollars": round(self.dollars, 6),
         }
 
 
@@ -74,6 +123,8 @@ class Costs:
     """What the run keeps in the bucket now."""
     gib_month: float | None
     """Of that bucket, if it is where the VMs are; None: unknown."""
+    committed: int = 0
+    """Step of the newest checkpoint, or the last step of a run that is done."""
 
     @property
     def dollars(self) -> float:
@@ -95,6 +146,36 @@ class Costs:
         return said(self.lives)
 
     @property
+    def shares(self) -> tuple[Share, ...]:
+        """Every VM's life by its attempts, in their order."""
+        return tuple(share for life in self.lives for share in _shares(life))
+
+    @property
+    def step_dollars(self) -> float | None:
+        """A committed step; None before the first, or if a price is unknown."""
+        if not self.committed or self.unknown or not self.lives:
+            return None
+        return self.dollars / self.committed
+
+    @property
+    def preemptions(self) -> Preemptions:
+        """Of the platform's interruptions so far."""
+        return _preemptions(self.shares)
+
+    @property
+    def on_demand(self) -> tuple[float, float] | None:
+        """Hours and dollars of the same work on VMs on demand, which are not preempted: without the
+        time that preemptions cost. None if no VM was a Spot VM, or if a price is unknown.
+        """
+        if not any(life.is_spot for life in self.lives):
+            return None
+        if any(life.rate.unknown or life.standard.unknown for life in self.lives):
+            return None
+        whole = sum(life.standard.hour * life.hours for life in self.lives)
+        hours = max(self.hours - self.preemptions.hours, 0.0)
+        return hours, whole * hours / self.hours
+
+    @property
     def storage(self) -> str:
         """What the run's objects cost to keep."""
         amount = f"{self.gib:,.2f} GiB" if self.gib >= 0.01 else f"{self.gib * 1024:,.2f} MiB"
@@ -104,6 +185,7 @@ class Costs:
         return f"{amount} in the bucket, {month} a month if it is where the VMs are"
 
     def as_json(self) -> dict[str, Any]:
+        on_demand, step = self.on_demand, self.step_dollars
         return {
             "experiment": self.experiment,
             "run": self.run,
@@ -113,7 +195,60 @@ class Costs:
             "hours": round(self.hours, 3),
             "unknown": list(self.unknown),
             "vms": [life.as_json() for life in self.lives],
+            "attempts": [share.as_json() for share in self.shares],
+            "committed": self.committed,
+            "dollarsPerStep": step,
+            "preemptions": self.preemptions.as_json(),
+            "onDemand": {"hours": round(on_demand[0], 4), "dollars": round(on_demand[1], 6)}
+            if on_demand
+            else None,
             "storage": {"gib": round(self.gib, 4), "gibMonth": self.gib_month},
+        }
+
+
+@dataclass(frozen=True)
+class ProjectCosts:
+    """What all runs in the project's buckets have cost: `outlast costs --all`."""
+
+    runs: tuple[Costs, ...]
+    """The most expensive first."""
+    unread: tuple[str, ...]
+    """What could not be read, a sentence each."""
+
+    @property
+    def lives(self) -> tuple[Life, ...]:
+        return tuple(life for run in self.runs for life in run.lives)
+
+    @property
+    def said(self) -> str:
+        """As of one run; `at least` too if something could not be read."""
+        found = said(self.lives)
+        return f"at least {found}" if self.unread and found.startswith("$") else found
+
+    @property
+    def preempted(self) -> float:
+        """Dollars that preemptions cost in all of them."""
+        return sum(run.preemptions.dollars for run in self.runs)
+
+    @property
+    def month(self) -> float:
+        """Dollars a month for what all of them keep in buckets, as far as the prices are known."""
+        return sum(run.gib * (run.gib_month or 0.0) for run in self.runs)
+
+    @property
+    def month_said(self) -> str:
+        unknown = any(run.gib and run.gib_month is None for run in self.runs)
+        return ("at least " if unknown else "") + pricing.dollars(self.month)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "pricesOf": pricing.date(),
+            "dollars": round(sum(run.dollars for run in self.runs), 4),
+            "unknown": list(dict.fromkeys(what for run in self.runs for what in run.unknown)),
+            "preemptionDollars": round(self.preempted, 6),
+            "storageMonth": round(self.month, 6),
+            "unread": list(self.unread),
+            "runs": [run.as_json() for run in self.runs],
         }
 
 
@@ -147,116 +282,124 @@ def count(place: Place) -> Costs:
         lives,
         size / GIB,
         pricing.storage_gib_month(region),
+        _committed(book),
     )
 
 
-def lives_of(store: Store, layout: Layout, book: History | None) -> tuple[Life, ...]:
-    """Every VM that booted for the run, oldest first, from a history that was just read. Only the
-    records of VMs that never came to an attempt are read here. Raises StoreError.
+def count_all() -> ProjectCosts:
+    """The costs of every run in the buckets that the project's stacks use. OperateError if there is
+    no bucket to look into.
     """
-    seen: dict[str, list[datetime]] = {}
-    """By instance id: the times of its records."""
-    what: dict[str, tuple[str, str]] = {}
-    """By instance id: its name and zone."""
-    machines: dict[str, AttemptStart] = {}
-    alive: set[str] = set()
-    if book is None:
-        booted = {item.path: item.updated for item in store.list(layout.boots)}
-    else:
-        booted = book.booted
-    for path, updated in booted.items():
-        instance_id = path.removeprefix(layout.boots).partition("-")[0]
-        seen.setdefault(instance_id, []).append(updated)
-    now = store.now()
-    for attempt in book.attempts if book else ():
-        assert book is not None
-        start = book.starts[attempt.term]
-        machines[start.instance_id] = start
-        what[start.instance_id] = (start.instance, start.zone)
-        times = seen.setdefault(start.instance_id, [])
-        times += [attempt.start, attempt.end or attempt.seen or attempt.start]
-        if standing(book.head, attempt, now) in (Standing.RUNNING, Standing.SILENT):
-            times.append(now)
-            alive.add(start.instance_id)
-    for path in booted:
-        instance_id = path.removeprefix(layout.boots).partition("-")[0]
-        if instance_id not in what and not path.endswith(".end.json"):
-            record = _read(store, path)
-            if record is not None:
-                what[instance_id] = (record.instance, record.zone)
-    if book and book.attempts and book.head.state.ended:
-        _keep(seen, machines, book, now)
-    lives = []
-    last = machines.get(next(reversed(machines), ""))
-    for instance_id, times in seen.items():
-        instance, zone = what.get(instance_id, (instance_id, ""))
-        # One that never came to an attempt is of the kind of the others.
-        rate = _rate(machines.get(instance_id, last), zone)
-        lives.append(Life(instance, zone, min(times), max(times), instance_id in alive, rate))
-    return tuple(sorted(lives, key=lambda life: life.start))
+    found: list[Costs] = []
+    unread: list[str] = []
+    for bucket, stack in experiments.known_buckets().items():
+        try:
+            store = experiments.open_bucket(bucket, stack)
+            places = [
+                Place(name, store, Layout(f"{experiments.ROOT}{name}", run))
+                for name in experiments.names(store)
+                for run in store.folders(f"{experiments.ROOT}{name}/")
+                if run not in experiments.SHARED
+            ]
+        except CloudError:
+            raise
+        except (StoreError, OperateError) as error:
+            unread.append(about(f"gs://{bucket}", error))
+            continue
+        for one in in_parallel([partial(_counted, place) for place in places], small_reads(store)):
+            if isinstance(one, Costs):
+                found.append(one)
+            else:
+                unread.append(one)
+    found.sort(key=lambda one: one.dollars, reverse=True)
+    return ProjectCosts(tuple(found), tuple(unread))
 
 
-def _keep(
-    seen: Mapping[str, list[datetime]],
-    machines: dict[str, AttemptStart],
-    book: History,
-    now: datetime,
-) -> None:
-    """The last VM, where it stays after the run's end."""
-    end = book.attempts[-1].end
-    instance_id, start = next(reversed(machines.items()))
-    timeouts = start.spec.get("timeouts")
-    stays_sec = _within(timeouts.get("keep") if isinstance(timeouts, dict) else 0, _STAYS_SEC_MAX)
-    if end and stays_sec:
-        until = min(end + timedelta(seconds=stays_sec), book.head.deadline, now)
-        seen[instance_id].append(max(until, end))
-
-
-def _read(store: Store, path: str) -> BootRecord | None:
+def _counted(place: Place) -> Costs | str:
+    """A run's costs, or why they could not be read."""
     try:
-        return BootRecord.from_json(store.get(path)[0])
-    except (NotFound, ValueError):  # gone between list and get, or cut while it was written
-        return None
+        return count(place)
+    except CloudError:
+        raise
+    except OperateError as error:
+        return str(error)
 
 
-_STAYS_SEC_MAX = 120 * 86400.0
-"""No VM lives longer than 120 days."""
+def _committed(book: History | None) -> int:
+    if book is None:
+        return 0
+    return book.head.end.step if book.head.end else book.head.step
+
+
+def lives_of(store: Store, layout: Layout, book: History | None) -> tuple[Life, ...]:
+    """As `uptime.lives_of`, each with its price."""
+    return tuple(
+        Life(
+            **{name: getattr(life, name) for name in life.__dataclass_fields__},
+            rate=_rate(life.record, life.zone),
+            standard=_rate(life.record, life.zone, spot=False),
+        )
+        for life in uptime.lives_of(store, layout, book)
+    )
+
+
+def _shares(life: Life) -> Iterator[Share]:
+    if not life.attempts:
+        yield Share(life, None, life.start, life.end, life.hours)
+        return
+    starts = [life.start, *(attempt.start for attempt in life.attempts[1:])]
+    ends = [*starts[1:], life.end]
+    left = life.hours
+    for attempt, start, end in zip(life.attempts, starts, ends, strict=True):
+        is_last = attempt is life.attempts[-1]
+        hours = left if is_last else (end - start).total_seconds() / 3600
+        left -= hours
+        yield Share(life, attempt, start, end, hours)
+
+
+def _preemptions(shares: Sequence[Share]) -> Preemptions:
+    count = steps_lost = 0
+    lost_hours = boot_hours = dollars = 0.0
+    interrupted = False
+    """Whether the platform ended the attempt before."""
+    for share in shares:
+        hour, attempt = share.life.rate.hour, share.attempt
+        if interrupted:
+            # A share begins with its attempt, unless it is its VM's first.
+            booted = (attempt.start - share.start).total_seconds() / 3600 if attempt else None
+            hours = share.hours if booted is None else booted
+            boot_hours += hours
+            dollars += hours * hour
+        if attempt is None:
+            continue
+        interrupted = attempt.reason in INFRASTRUCTURE_REASONS
+        if not interrupted:
+            continue
+        count += 1
+        steps_lost += attempt.lost
+        if attempt.lost and attempt.end:
+            worked = (attempt.end - attempt.start).total_seconds() / 3600
+            hours = worked * attempt.lost / attempt.steps
+            lost_hours += hours
+            dollars += hours * hour
+    return Preemptions(count, steps_lost, lost_hours, boot_hours, dollars)
+
+
 _BILLED_MAX = {"disk_gb": 65536, "ssds": 64, "accelerators": 64}
 
 
-def _within(value: Any, most: float) -> float | None:
-    """A number of a record, which a VM wrote, if it can be one; None otherwise."""
-    fits = type(value) in (int, float) and 0 <= value <= most
-    return value if fits else None
-
-
-def _rate(start: AttemptStart | None, zone: str) -> pricing.Sum:
-    """What such a VM costs an hour."""
+def _rate(start: AttemptStart | None, zone: str, *, spot: bool | None = None) -> pricing.Sum:
+    """What such a VM costs an hour. `spot`: as such a VM or on demand, instead of as it was."""
     if start is None:
         return pricing.Sum((pricing.Item("a VM that left no record of its kind", None),))
     billed = start.spec.get("billed") or {}
     name = start.machine_type.rpartition("/")[2]
-    if not isinstance(billed, dict) or not all(
-        _within(billed.get(key) or 0, most) is not None for key, most in _BILLED_MAX.items()
+    if not isinstance(billed, Mapping) or not all(
+        within(billed.get(key) or 0, most) is not None for key, most in _BILLED_MAX.items()
     ):
         what = f"{name}, whose record says what no VM has"
         return pricing.Sum((pricing.Item(what, None),))
     if not billed:
         return pricing.Sum((pricing.Item(f"{name}, whether Spot or not", None),))
-    template = {
-        "machineType": start.machine_type,
-        "scheduling": {"provisioningModel": "SPOT" if billed.get("spot") else "STANDARD"},
-        "disks": [
-            {"diskType": billed.get("disk"), "diskSizeGb": billed.get("disk_gb")},
-            *({"type": "SCRATCH"} for _ in range(int(billed.get("ssds") or 0))),
-        ],
-        "networkInterfaces": [{"accessConfigs": [{}] if billed.get("address") else []}],
-    }
-    if billed.get("accelerator"):
-        template["guestAccelerators"] = [
-            {"type": billed["accelerator"], "count": billed.get("accelerators")}
-        ]
-    parts = [pricing.vm(template, zone)]
-    if billed.get("nat"):
-        parts.append(pricing.nat())
-    return pricing.added(parts)
+    given = billed if spot is None else {**billed, "spot": spot}
+    return pricing.billed_vm(given, start.machine_type, zone)

@@ -113,6 +113,16 @@ def buckets() -> dict[str, str]:
     return found
 
 
+def known_buckets() -> dict[str, str]:
+    """As `buckets`. Raises OperateError if there is none."""
+    if found := buckets():
+        return found
+    raise OperateError(
+        "no experiments: neither OUTLAST_BUCKET nor the settings of a stack of this project name a"
+        " bucket; go to your project, or set OUTLAST_BUCKET."
+    )
+
+
 def bucket_name(text: str) -> str:
     """A bucket's name, which may be given as `gs://NAME`."""
     return text.removeprefix("gs://").strip("/")

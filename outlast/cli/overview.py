@@ -16,6 +16,7 @@ from outlast.cli import costs, experiments, status
 from outlast.cli.errors import CloudError, OperateError, about
 from outlast.cli.runs import Place
 from outlast.cli.status import Status
+from outlast.costs import pricing
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Line:
     """The same in words."""
 
     def as_json(self) -> dict[str, Any]:
-        return {**self.status.as_json(), "dollars": round(self.dollars, 4), "cost": self.cost}
+        cost = {"dollars": round(self.dollars, 4), "cost": self.cost, "pricesOf": pricing.date()}
+        return {**self.status.as_json(), **cost}
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,7 @@ def read(*, mine: bool = False, every: bool = False) -> Overview:
     `mine`: only experiments of stacks that have their settings in this project. Raises OperateError
     if there is no bucket to look into.
     """
-    buckets = experiments.buckets()
-    if not buckets:
-        raise OperateError(
-            "no experiments: neither OUTLAST_BUCKET nor the settings of a stack of this project"
-            " name a bucket; go to your project, or set OUTLAST_BUCKET."
-        )
+    buckets = experiments.known_buckets()
     own = {one.experiment for one in experiments.settings()} if mine else None
     lines: list[Line] = []
     without: list[str] = []

@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +18,7 @@ from outlast.base.visible import one_line, visible
 from outlast.bucket.history import Attempt
 from outlast.bucket.standing import Standing
 from outlast.cli.boots import Wait
-from outlast.cli.costs import Costs
+from outlast.cli.costs import Costs, ProjectCosts
 from outlast.cli.inspecting import Inspected
 from outlast.cli.overview import Line, Overview
 from outlast.cli.rehearsal.google.assumptions import Outcome
@@ -374,6 +374,8 @@ def show_overview(found: Overview) -> None:
         table.add_row(line.status.experiment, line.status.run, *_cells(line))
     if found.lines:
         console.print(table)
+        if console.is_terminal:  # the table alone is for programs
+            _line(console, _PRICES.format(date=pricing.dates()))
     if found.without:
         _line(console, f"no VM has worked on it yet: {', '.join(found.without)}")
     if not (found.lines or found.without or found.unread):
@@ -499,7 +501,7 @@ def _cells(line: Line) -> list[str]:
 
 
 def show_costs(costs: Costs) -> None:
-    """The cost of a run, VM by VM."""
+    """The cost of a run by its attempts, and what preemptions cost."""
     console = Terminal()
 
     def line(text: str) -> None:
@@ -510,25 +512,85 @@ def show_costs(costs: Costs) -> None:
         f" {costs.hours:.2f} h so far"
     )
     table = Table(box=None, pad_edge=False)
-    for name in ("VM", "zone", "from (UTC)", "to", "hours", "an hour", "cost"):
+    for name in ("attempt", "VM", "zone", "from (UTC)", "to", "ended as"):
         table.add_column(name)
-    for life in costs.lives:
-        end = "now" if life.alive else f"{life.end:%m-%d %H:%M:%S}"
+    for name in ("hours", "an hour", "cost"):
+        table.add_column(name, justify="right")
+    shares = costs.shares
+    for share in shares:
+        life, attempt = share.life, share.attempt
+        is_now = life.alive and share.end == life.end
         table.add_row(
+            str(attempt.term) if attempt else "none",
             life.instance,
             life.zone,
-            f"{life.start:%m-%d %H:%M:%S}",
-            end,
-            f"{life.hours:.2f}",
+            f"{share.start:%m-%d %H:%M:%S}",
+            "now" if is_now else f"{share.end:%m-%d %H:%M:%S}",
+            str(attempt.reason or "") if attempt else "",
+            f"{share.hours:.2f}",
             life.rate.said(),
-            life.rate.said(life.hours),
+            life.rate.said(share.hours),
         )
-    if costs.lives:
+    if shares:
         console.print(table)
+    for text in _cost_sentences(costs):
+        line(text)
     line(f"storage: {costs.storage}")
     for what in costs.unknown:
         line(f"no price is known for {what}")
-    line(_PRICES.format(date=pricing.date()))
+    line("not counted: requests, traffic, images")
+    line(_PRICES.format(date=pricing.dates()))
+
+
+def _cost_sentences(costs: Costs) -> Iterator[str]:
+    """What a step cost, what preemptions cost, and the same work on demand."""
+    if costs.step_dollars is not None:
+        step = pricing.dollars(costs.step_dollars)
+        yield f"a committed step: {step}, with {costs.committed} committed"
+    found = costs.preemptions
+    if found.count:
+        least = "at least " if costs.unknown else ""
+        part = f", {found.dollars / costs.dollars:.1%} of it" if costs.dollars else ""
+        yield (
+            f"preemptions: {found.count} cost {least}{pricing.dollars(found.dollars)}{part}:"
+            f" {found.lost_hours:.2f} h of {found.steps_lost} lost steps, {found.boot_hours:.2f} h"
+            " of boots"
+        )
+    if costs.on_demand is not None:
+        hours, amount = costs.on_demand
+        less = f", {1 - costs.dollars / amount:.0%} less with Spot" if amount else ""
+        yield f"on demand: {pricing.dollars(amount)} for the same work in {hours:.2f} h{less}"
+
+
+def show_project_costs(found: ProjectCosts) -> None:
+    """The costs of all runs of a project."""
+    console = Terminal()
+    table = Table(box=None, pad_edge=False)
+    for name in ("experiment", "run", "state"):
+        table.add_column(name)
+    for name in ("hours", "cost", "preemptions", "GiB kept"):
+        table.add_column(name, justify="right")
+    for run in found.runs:
+        table.add_row(
+            run.experiment,
+            run.run,
+            run.state,
+            f"{run.hours:.2f}",
+            run.said,
+            pricing.dollars(run.preemptions.dollars),
+            f"{run.gib:,.2f}",
+        )
+    if found.runs:
+        console.print(table)
+    _line(
+        console,
+        f"{len(found.runs)} runs: VMs {found.said}, of which preemptions cost"
+        f" {pricing.dollars(found.preempted)}; what they keep costs {found.month_said} a month",
+    )
+    for what in dict.fromkeys(what for run in found.runs for what in run.unknown):
+        _line(console, f"no price is known for {what}")
+    _line(console, _PRICES.format(date=pricing.dates()))
+    show_unread(found.unread)
 
 
 def show_review(review: Review) -> None:
@@ -551,9 +613,11 @@ def show_review(review: Review) -> None:
     for row in _costs(review):
         table.add_row(*row)
     console.print(table)
+    if review.after.sum.items:
+        line(f"an hour: {', '.join(map(_item, review.after.sum.items))}")
     for text in (*review.bakes, *review.storage):
         line(text)
-    line(_PRICES.format(date=pricing.date()))
+    line(_PRICES.format(date=pricing.dates()))
     line()
     for word, names in review.changes.items():
         line(f"{word}: {', '.join(names)}")
@@ -620,10 +684,9 @@ def as_markdown(review: Review) -> str:
     lines += ["</details>", "", "<details><summary>what the price is made of</summary>", ""]
     for when, stack_run in (("before", review.before), ("after", review.after)):
         for item in stack_run.sum.items:
-            price = "unknown" if item.hour is None else pricing.dollars(item.hour)
-            lines.append(f"- {when}: {_markdown(item.what)}, {price} an hour")
+            lines.append(f"- {when}: {_markdown(_item(item))} an hour")
     lines += [f"- {_markdown(text)}" for text in review.storage]
-    lines += ["", _PRICES.format(date=pricing.date()), "", "</details>"]
+    lines += ["", _PRICES.format(date=pricing.dates()), "", "</details>"]
     return "\n".join(lines)
 
 
@@ -634,8 +697,13 @@ def _costs(review: Review) -> list[tuple[str, str, str]]:
     before, after = review.before, review.after
     return [
         ("an hour, while its VM runs", before.an_hour, after.an_hour),
+        ("a day of it", before.a_day, after.a_day),
         ("at most, to its limit", before.at_the_limit, after.at_the_limit),
     ]
+
+
+def _item(item: pricing.Item) -> str:
+    return f"{item.what} {'unknown' if item.hour is None else pricing.dollars(item.hour)}"
 
 
 def _named(rule: str, resource: str) -> str:

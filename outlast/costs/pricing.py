@@ -1,17 +1,25 @@
 """Computes what resources cost, from the dated list prices in `prices.yaml`.
 
 A price that is not in the list is unknown: a sum with an unknown part is a lower bound and says "at
-least". It reads nothing but that file.
+least". `outlast costs --refresh-prices` keeps a newer list in the user's cache folder, which is
+read instead. It reads nothing but these files.
 """
 
 import functools
+import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from outlast.base.scratch_space import cache_home
+
 FILE = Path(__file__).with_name("prices.yaml")
+FORMAT = 1
+"""Of a refreshed list."""
 HOURS_A_MONTH = 730.0
 LOCAL_SSD_GIB = 375
 
@@ -66,11 +74,44 @@ class Shape:
 
 
 @functools.cache
-def prices() -> Rates:
-    """The price list."""
+def built_in() -> Rates:
+    """The price list that comes with Outlast."""
     import yaml
 
     return yaml.safe_load(FILE.read_text())
+
+
+@functools.cache
+def prices() -> Rates:
+    """The price list: the refreshed one, unless the built-in one is newer."""
+    kept = _kept()
+    return kept if kept and str(kept["date"]) > str(built_in()["date"]) else built_in()
+
+
+def kept_file() -> Path:
+    """Where a refreshed list is kept."""
+    return cache_home("outlast", "OUTLAST_CACHE") / "prices.json"
+
+
+def _kept() -> Rates | None:
+    """The refreshed list; None if there is none of this form."""
+    try:
+        found = json.loads(kept_file().read_text())
+    except (OSError, ValueError):
+        return None
+    is_one = isinstance(found, dict) and found.get("format") == FORMAT
+    return found if is_one and found.keys() >= built_in().keys() else None
+
+
+def keep(table: Rates) -> Path:
+    """Keeps a refreshed list for all later commands; returns its file. Raises OSError."""
+    file = kept_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    beside.write_text(json.dumps({**table, "date": str(table["date"]), "format": FORMAT}))
+    beside.replace(file)
+    prices.cache_clear()
+    return file
 
 
 def date() -> str:
@@ -78,8 +119,16 @@ def date() -> str:
     return str(prices()["date"])
 
 
+def dates() -> str:
+    """The list's date for people, with that of what a refresh does not change."""
+    older = prices().get("built_in")
+    return f"{date()} (storage and network of {older})" if older else date()
+
+
 def dollars(amount: float) -> str:
-    """`$0.0123`, `$1.23`, `$1,234`: about three significant digits."""
+    """`$0.0000253`, `$0.0123`, `$1.23`, `$1,234`: about three significant digits."""
+    if amount and abs(amount) < 0.001:
+        return f"${Decimal(f'{amount:.3g}'):f}"
     if amount and abs(amount) < 0.1:
         return f"${amount:.4f}"
     return f"${amount:,.2f}" if abs(amount) < 1000 else f"${amount:,.0f}"
@@ -130,6 +179,25 @@ def vm(template: Mapping[str, Any], zone: str) -> Sum:
     return Sum(tuple(items))
 
 
+def billed_vm(billed: Mapping[str, Any], machine_type: str, zone: str) -> Sum:
+    """One VM, with its share of a NAT, from what an attempt's record says is billed (`Settings`
+    writes it)."""
+    template: dict[str, Any] = {
+        "machineType": machine_type,
+        "scheduling": {"provisioningModel": "SPOT" if billed.get("spot") else "STANDARD"},
+        "disks": [
+            {"diskType": billed.get("disk"), "diskSizeGb": billed.get("disk_gb")},
+            *({"type": "SCRATCH"} for _ in range(int(billed.get("ssds") or 0))),
+        ],
+        "networkInterfaces": [{"accessConfigs": [{}] if billed.get("address") else []}],
+    }
+    if billed.get("accelerator"):
+        template["guestAccelerators"] = [
+            {"type": billed["accelerator"], "count": billed.get("accelerators")}
+        ]
+    return added([vm(template, zone), *([nat()] if billed.get("nat") else [])])
+
+
 def dearest(templates: Sequence[Mapping[str, Any]], zone: str) -> Sum:
     """The most expensive of several VMs, of which one is created. Items of the others without a
     known price might cost more, so they are unknown in the sum.
@@ -159,6 +227,16 @@ def requests(writes: float, reads: float) -> float:
     return (writes * storage["thousand_writes"] + reads * storage["thousand_reads"]) / 1000
 
 
+def download_gib() -> float:
+    """A GiB of a bucket that leaves Google Cloud, of the first TiB a month."""
+    return prices()["storage"]["download_gib"]
+
+
+def image_gib_month(region: str) -> float | None:
+    """A GiB of an image for a month; None if unknown."""
+    return prices()["images"]["gib_month"].get(prices()["regions"].get(region, ""))
+
+
 def transfer_gib(one: str, other: str) -> float | None:
     """The most that a GiB between two different locations costs; None if unknown."""
     rates = prices()["transfer"]
@@ -185,8 +263,7 @@ def _machine(name: str, region: str, spot: str) -> tuple[Item, bool]:
         rate = rates.get(key, {}).get(spot)
         if rate is None:
             continue
-        of = prices()["of"].get(key) or prices()["of"].get(region)
-        dated = f"{what}, price of {of}" if of else what
+        dated = _dated(what, "machines", region, key, spot)
         if "gpu" in rate:
             return Item(dated, rate["gpu"] * found.gpus), True
         if "machine" in rate:
@@ -206,17 +283,31 @@ def _gpus(template: Mapping[str, Any], name: str, region: str, spot: str) -> Seq
     items = []
     for gpu, count in wanted:
         rate = rates.get(gpu, {}).get(spot)
-        items.append(Item(f"{count} {gpu}", None if rate is None else rate * count))
+        what = _dated(f"{count} {gpu}", "gpus", region, gpu, spot)
+        items.append(Item(what, None if rate is None else rate * count))
     return items
 
 
 def _disk(disk: Mapping[str, Any], region: str, spot: str) -> Item:
     if disk.get("type") == "SCRATCH":
         rate = prices()["local_ssd"].get(region, {}).get(spot)
-        gib, what = int(disk.get("diskSizeGb") or LOCAL_SSD_GIB), "local SSD"
+        gib = int(disk.get("diskSizeGb") or LOCAL_SSD_GIB)
+        what = _dated("local SSD", "local_ssd", region, "", spot)
     else:
         kind = str(disk.get("diskType") or "pd-standard").rpartition("/")[2]
         rate = prices()["disks"].get(region, {}).get(kind)
-        gib, what = int(disk.get("diskSizeGb") or 0), kind
+        gib, what = int(disk.get("diskSizeGb") or 0), _dated(kind, "disks", region, kind, "")
     hour = None if rate is None or gib <= 0 else rate * gib / HOURS_A_MONTH
     return Item(f"{gib} GiB {what}", hour)
+
+
+def _dated(what: str, table: str, region: str, key: str, spot: str) -> str:
+    """What an item is, with the date of its price if that is older than the list."""
+    of, built_in_date = prices()["of"], prices().get("built_in")
+    if region in prices().get("refreshed", ()):
+        date = of.get(f"{table}/{region}/{key}/{spot}")
+    else:
+        # Of machines alone the built-in list has other dates than its own.
+        own = of.get(key) or of.get(region) if table == "machines" else None
+        date = own or built_in_date
+    return f"{what}, price of {date}" if date else what

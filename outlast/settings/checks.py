@@ -7,6 +7,7 @@ from outlast.cloud import fit
 from outlast.settings.errors import NAMESPACE, bad
 from outlast.settings.keys import Keys
 from outlast.settings.parsing import parse
+from outlast.settings.rules.budget import check_budget
 from outlast.settings.rules.code import delivery_of
 from outlast.settings.rules.command import command_options_of, slips
 from outlast.settings.rules.data import check_paths, check_public, dests_of
@@ -31,6 +32,7 @@ from outlast.settings.rules.secret import (
     refuse_plain_values,
     refuse_secret_values,
     secret_env_of,
+    webhook_key_secret_of,
     webhook_secret_of,
 )
 from outlast.settings.rules.security import check_security
@@ -96,7 +98,12 @@ def check(
     found = Settings.model_construct(**{**dict(given), **follows})
     if found.part == EXPERIMENT:
         check_image(found.image, found.recipe, found.needs)
-    return found
+    if not found.budget_dollars:
+        return found
+    worst = check_budget(
+        found.budget_dollars, found.max_run_minutes, found.machine_prices, found.priced_zone
+    )
+    return found.model_copy(update={"advice": (*found.advice, worst)})
 
 
 def _run_of(
@@ -137,6 +144,7 @@ def _run_of(
         "sweep_rules": sweep_rules_of(given),
         "secret_env": secret_env,
         "webhook_secret": webhook_secret_of(given, cloud),
+        "webhook_key_secret": webhook_key_secret_of(given, cloud),
         "advice": (
             *slips(command, given),
             *plain_tokens(command, args),

@@ -162,6 +162,10 @@ class ExperimentArgs(TypedDict, total=False):
     """The sweep that this run is a trial of, and when it stops early: name, metric, goal, rule,
     rungs or minStep, eta, startup (docs/sweeps.md); empty is none. Default: `{}`
     """
+    budget_dollars: float
+    """Dollars that the run's VMs may cost together, by the list prices at up; then the run makes
+    a checkpoint and stops with the reason budget; 0: no budget. Default: `0.0`
+    """
 
     # Where and on what
     zone: str
@@ -297,12 +301,16 @@ class ExperimentArgs(TypedDict, total=False):
     Default: `""`
     """
     webhook: str
-    """An https address that gets a message when a run ends or needs a person; empty is none.
-    Default: `""`
+    """An https address that gets a message when a run ends, is lost or needs a person
+    (docs/operating.md); empty is none. Default: `""`
     """
     webhook_secret: str
     """Secret in Secret Manager that holds the webhook's address, if the address is a secret;
     NAME or projects/PROJECT/secrets/NAME; empty is none. Default: `""`
+    """
+    webhook_key_secret: str
+    """Secret in Secret Manager that holds the key with which messages to the webhook are signed;
+    NAME or projects/PROJECT/secrets/NAME; empty: they are not signed. Default: `""`
     """
 
     # Timeouts, in seconds

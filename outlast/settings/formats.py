@@ -189,6 +189,7 @@ _FEW_PATHS = Rule(
 )
 
 Count = Annotated[int, Field(ge=0)]
+Dollars = Annotated[float, Field(ge=0, le=1_000_000)]
 Minutes = Annotated[int, Field(ge=1, le=525_600)]
 """A year at most."""
 RunMinutes = Annotated[int, Field(ge=1, le=172_800)]

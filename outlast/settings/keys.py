@@ -19,6 +19,7 @@ from outlast.settings import formats
 from outlast.settings.formats import (
     Count,
     DataPaths,
+    Dollars,
     Globs,
     Minutes,
     RunMinutes,
@@ -316,6 +317,13 @@ class Limits(Section):
             " rule, rungs or minStep, eta, startup (docs/sweeps.md); empty is none"
         ),
     )
+    budget_dollars: Dollars = Field(
+        RunSpec.budget_dollars,
+        description=(
+            "Dollars that the run's VMs may cost together, by the list prices at up; then the run "
+            "makes a checkpoint and stops with the reason budget; 0: no budget"
+        ),
+    )
 
 
 class WhereAndOnWhat(Section):
@@ -531,7 +539,8 @@ class WhatIsSharedAndHowVmsAreReached(Section):
     webhook: Annotated[str, formats.HTTPS, formats.NO_PASSWORD] = Field(
         RunSpec.webhook,
         description=(
-            "An https address that gets a message when a run ends or needs a person; empty is none"
+            "An https address that gets a message when a run ends, is lost or needs a person "
+            "(docs/operating.md); empty is none"
         ),
     )
     webhook_secret: str = Field(
@@ -539,6 +548,13 @@ class WhatIsSharedAndHowVmsAreReached(Section):
         description=(
             "Secret in Secret Manager that holds the webhook's address, if the address is a"
             " secret; NAME or projects/PROJECT/secrets/NAME; empty is none"
+        ),
+    )
+    webhook_key_secret: str = Field(
+        RunSpec.webhook_key_secret,
+        description=(
+            "Secret in Secret Manager that holds the key with which messages to the webhook are "
+            "signed; NAME or projects/PROJECT/secrets/NAME; empty: they are not signed"
         ),
     )
 

@@ -37,6 +37,8 @@ def _typed(key: str, value: Any) -> Any:
         return {"true": True, "false": False}.get(text.lower(), text)
     if kind is int:
         return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
+    if kind is float:
+        return float(text) if re.fullmatch(r"-?[0-9]{1,18}(\.[0-9]{1,18})?", text) else text
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
@@ -75,5 +77,6 @@ def _refusal(error: "ErrorDetails", given: Mapping[str, Any]) -> SettingsError:
     }
     allowed = limits(key)
     joint = " " if allowed.startswith("from") else ", " if allowed else ""
-    number = f"must be a whole number{joint}{allowed}"
+    whole = "" if type(declared()[key]["default"]) is float else "whole "
+    number = f"must be a {whole}number{joint}{allowed}"
     return bad(key, value, *rules.get(kind, (number, "")))

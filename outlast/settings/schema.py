@@ -6,7 +6,9 @@ from typing import Any
 
 from outlast.cloud import fit
 from outlast.cloud import recipe as recipes
+from outlast.costs import pricing
 from outlast.settings.keys import Keys
+from outlast.settings.rules.budget import hour_prices
 from outlast.spec import foundation, identity, network_rules, secrets
 from outlast.spec.delivery import Git
 from outlast.spec.pin import Pin
@@ -93,6 +95,7 @@ class Settings(Keys):
         named = {f"secretEnv.{variable}": name for variable, name in self.secret_env.items()}
         git = self.git.secret if self.git else ""
         named |= {"gitSecret": git, "webhookSecret": self.webhook_secret}
+        named["webhookKeySecret"] = self.webhook_key_secret
         return {setting: name for setting, name in named.items() if name}
 
     @property
@@ -118,6 +121,25 @@ class Settings(Keys):
             "address": self.network_rules.external_ip,
             "nat": self.network_rules.isolated and self.network_rules.nat,
         }
+
+    @property
+    def priced_zone(self) -> str:
+        """A zone of its VMs: prices depend on the region only."""
+        return self.zone or f"{self.region}-a"
+
+    @property
+    def machine_prices(self) -> dict[str, pricing.Sum]:
+        """What an hour of its VM costs, by each machine type that it may have."""
+        return hour_prices(
+            self.billed, (self.machine_type, *map(str, self.machine_types)), self.priced_zone
+        )
+
+    @property
+    def hour_prices(self) -> dict[str, float]:
+        """The same in dollars, for the VM, which has no list of prices; empty without a budget."""
+        if not self.budget_dollars:
+            return {}
+        return {name: round(one.hour, 9) for name, one in self.machine_prices.items()}
 
     @property
     def tags(self) -> list[str]:

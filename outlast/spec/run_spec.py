@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -145,6 +146,8 @@ class RunSpec:
     """Name of the secret that holds the webhook's address; empty for none."""
     sweep_rules: SweepRules | None = None
     """The sweep of which the run is a trial, and when it stops early."""
+    webhook_key_secret: str = ""
+    """Name of the secret that holds the key of the messages' signature; empty for none."""
     init: str = ""
     """Another run's checkpoint that this one begins with, pinned by its digest; empty for none."""
     model_output_path: str = ""
@@ -153,6 +156,10 @@ class RunSpec:
     """What the run's name is made of, or would be: it is recorded and decides nothing."""
     billed: dict[str, Any] = field(default_factory=dict)
     """What is paid for beside the machine type: recorded, for `outlast costs`."""
+    budget_dollars: float = 0.0
+    """Dollars that the run's VMs may cost together; 0 for no budget."""
+    hour_prices: dict[str, Any] = field(default_factory=dict)
+    """With a budget: what an hour of this VM costs in dollars, by its machine type."""
 
     @classmethod
     def from_metadata(cls, attributes: Mapping[str, str]) -> Self:
@@ -196,6 +203,7 @@ _ALWAYS = frozenset(
 )
 """Fields that are written even if they have their default."""
 _NOT_RECORDED = ("bucket", "prefix", "run", "delivery", "webhook", "webhook_secret")
+_NOT_RECORDED += ("webhook_key_secret",)
 """What the record's own path says, and what is only for the VM."""
 
 
@@ -237,6 +245,16 @@ def _read_count(key: str, text: str, least: int = 0) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
         raise BadSpec(f"metadata key {key} is {text!r}: must be a whole number, {least} or more")
     return int(text)
+
+
+def _read_dollars(key: str, text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < math.inf:
+        raise BadSpec(f"metadata key {key} is {text!r}: must be a number of dollars, 0 or more")
+    return found
 
 
 def _read_run(key: str, text: str) -> str:
@@ -308,6 +326,7 @@ _FROM_1 = Form(lambda key, text: _read_count(key, text, 1))
 _FORMS_OF_TYPES: dict[Any, Form] = {
     str: Form(lambda key, text: text),
     int: Form(_read_count),
+    float: Form(lambda key, text: _read_dollars(key, text), lambda value: str(whole(value))),
     dict[str, Any]: Form(_read_object, canonical_json),
     tuple[str, ...]: Form(lambda key, text: tuple(text.split()), " ".join),
 }

@@ -12,6 +12,8 @@ from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptEnd
 from outlast.bucket.retention import Retention
 from outlast.spec.run_spec import RunSpec
+from outlast.supervisor.announcements import Announcements
+from outlast.supervisor.budget import Budget
 from outlast.supervisor.ending import ENDING_ERRORS, Ending
 from outlast.supervisor.held_term import HeldTerm
 from outlast.supervisor.jobs import Jobs
@@ -49,7 +51,10 @@ class Attempt:
         self._ending = Ending(spec, head_file, site, self._committer)
         self._reports = Reports(head_file, site)
         work = Work()
-        term = HeldTerm(spec, head_file, site, rooms, self.progress, self._committer, self._jobs)
+        budget = Budget(spec, head_file, site.machine)
+        term = HeldTerm(
+            spec, head_file, site, rooms, self.progress, self._committer, self._jobs, budget
+        )
         self._preparation = Preparation(term)
         self._trainings = Trainings(term, work.submit)
         self._loop = TrainerLoop(term, self._trainings, work)
@@ -84,7 +89,11 @@ class Attempt:
         if restored is not None:
             self.progress.step = self.progress.begun = restored.step
         self._preparation.record_start(restored)
-        return None
+        announcements = Announcements(self.spec, self.head_file.layout, self.site)
+        if self.term > 1:
+            announcements.lost(self.head_file.store, self.term - 1)
+        announcements.began(self.term, self.progress.step)
+        return self._preparation.affordable()
 
     def _set_up(self) -> Outcome | None:
         """Prepare the trainer's code and packages. Returns an outcome if that fails."""

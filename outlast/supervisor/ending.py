@@ -29,6 +29,7 @@ from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptEnd
 from outlast.bucket.store import StoreError, Throttled, Unavailable, put_new
 from outlast.spec.run_spec import RunSpec
+from outlast.supervisor.announcements import Announcements
 from outlast.supervisor.notice import Interrupted, Notices
 from outlast.supervisor.site import Next, Outcome, Site
 
@@ -127,7 +128,7 @@ class Ending:
         return State.OPEN
 
     def record(self, end: AttemptEnd, outcome: Outcome) -> None:
-        """Writes the end record, with the store's time, and calls the webhook. No other attempt
+        """Writes the end record, with the store's time, and announces the end. No other attempt
         writes a record of this name, so it is harmless even when fenced.
         """
         store, layout = self._head_file.store, self._head_file.layout
@@ -140,17 +141,7 @@ class Ending:
             put_new(store, layout.attempt_end(end.term), data, patience=patience)
         except (StoreError, OSError) as error:
             _log.info(f"the end of term {end.term} was not recorded: {error}")
-        self._site.webhook.post(
-            {
-                "run": layout.run,
-                "owner": self._spec.owner,
-                "term": end.term,
-                "reason": end.reason.value,
-                "state": end.state.value,
-                "step": end.step,
-                "message": end.message,
-            }
-        )
+        Announcements(self._spec, layout, self._site).ended(end)
 
     def _patience(self, outcome: Outcome) -> Patience:
         """The patience for the end record. A stopping machine has at most until its end."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from outlast.bucket.commit import Committer
 from outlast.bucket.headfile import HeadFile
 from outlast.spec.run_spec import RunSpec
+from outlast.supervisor.budget import Budget
 from outlast.supervisor.jobs import Jobs
 from outlast.supervisor.progress import Progress
 from outlast.supervisor.rooms import Rooms
@@ -22,3 +23,4 @@ class HeldTerm:
     progress: Progress
     committer: Committer
     jobs: Jobs
+    budget: Budget

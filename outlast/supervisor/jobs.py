@@ -170,6 +170,11 @@ class Jobs:
         self._committer.finish(State.FAILED, reason, exit=exit_code)
         return Outcome(Next.LEAVE, reason, message)
 
+    def finish_stopped(self, message: str, reason: Reason = Reason.STOPPED) -> Outcome:
+        """Ends the run as stopped, at its newest checkpoint."""
+        self._committer.finish(State.STOPPED, reason)
+        return Outcome(Next.LEAVE, reason, message)
+
     def count_failure(self, reason: Reason, message: str, exit_code: int | None) -> Outcome:
         """Counts the failure before the retry, so that a crash in between never grants one too
         many."""

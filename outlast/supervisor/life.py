@@ -24,6 +24,7 @@ from outlast.bucket.store import (
 from outlast.spec import permissions
 from outlast.spec.identity import COMMAND
 from outlast.spec.run_spec import RunSpec, Timeouts
+from outlast.supervisor.announcements import Announcements
 from outlast.supervisor.attempt import Attempt
 from outlast.supervisor.ending import END_RECORD_SEC, ended_head
 from outlast.supervisor.group import (
@@ -56,6 +57,11 @@ class Boot:
     """Whether this machine has boot records."""
     run_dir: str = ""
     """The run's folder or `gs://` path, if there is no VM."""
+
+    @property
+    def announcements(self) -> Announcements:
+        """Those of this machine."""
+        return Announcements(self.spec, self.head_file.layout, self.site)
 
 
 def supervise(boot: Boot) -> int:
@@ -143,7 +149,11 @@ def _go_away(boot: Boot, decision: Decision, took: bool) -> int:
     if not took:
         reason = decision.reason or Reason.ENDED
         record_boot_end(boot, reason, exits.DONE, decision.message)
-    _leave(boot.site, boot.spec.timeouts)
+    if decision.act is Act.END and decision.head is not None:
+        boot.announcements.ended_at_boot(decision.head, decision.message)
+    elif decision.act is Act.REFUSE and decision.reason is not None:
+        boot.announcements.stuck(decision.reason, decision.message)
+    _leave(boot)
     return exits.DONE
 
 
@@ -225,7 +235,7 @@ def _end_of_run(boot: Boot, outcome: Outcome) -> int:
         keep_sec = min(keep_sec, _limit_in_sec(boot))
         _log.info(f"the machine stays for {keep_sec:.0f} s")
         site.clock.sleep(keep_sec)
-    _leave(site, timeouts)
+    _leave(boot)
     return exits.DONE
 
 
@@ -248,18 +258,20 @@ def _end_in_folder(site: Site, outcome: Outcome) -> int:
     return exits.INTERRUPTED if infrastructure else FAILED
 
 
-def _leave(site: Site, timeouts: Timeouts) -> None:
+def _leave(boot: Boot) -> None:
+    site, timeouts = boot.site, boot.spec.timeouts
+    boot.announcements.close()  # before the group deletes this machine
     leave_until_deleted(
         site.group,
-        stuck=functools.partial(_stuck, site),
+        stuck=functools.partial(_stuck, boot, Reason.STUCK_LEAVING),
         backoff_sec=timeouts.backoff,
         sleep=site.clock.sleep,
     )
 
 
-def _stuck(site: Site, message: str) -> None:
+def _stuck(boot: Boot, reason: Reason, message: str) -> None:
     _log.info(message)
-    site.webhook.post({"reason": Reason.STUCK_LEAVING.value, "message": message})
+    boot.announcements.stuck(reason, message)
 
 
 def _wait_for_permission(boot: Boot, head_file: HeadFile) -> int | None:
@@ -285,7 +297,8 @@ def _wait_for_permission(boot: Boot, head_file: HeadFile) -> int | None:
             _log.info(f"waiting for permission: {error}")
         except HeadError:
             return None  # the boot table handles it
-        _stuck(site, f"{Reason.STUCK_LEAVING}: may not leave, so trains not; grant {needed}")
+        message = f"{Reason.STUCK_LEAVING}: may not leave, so trains not; grant {needed}"
+        _stuck(boot, Reason.STUCK_LEAVING, message)
         site.clock.sleep(next(waits))
 
 

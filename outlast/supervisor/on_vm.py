@@ -135,7 +135,7 @@ def run_vm(stop: Stop) -> int:
         _log.info(f"{store.url}: {error}")
         return FAILED
     finally:
-        site.webhook.close()
+        boot.announcements.close()
     power_off()
     return code
 
@@ -235,6 +235,7 @@ def _vm_site(
         log_of=log_of,
         clock=clock,
         webhook=_webhook(spec, reader, mask),
+        console=_write_serial,
         log_dir_of=log_dir_of,
         data=Cache(
             ssds[0] / "outlast-data" if ssds else rooted("/var/lib/outlast"),
@@ -264,11 +265,12 @@ def _trainer_user(spec: RunSpec) -> TrainerUser | None:
 
 
 def _webhook(spec: RunSpec, reader: SecretReader, mask: Mask) -> Webhook:
-    if not spec.webhook_secret:
+    if not (spec.webhook_secret or spec.webhook_key_secret):
         return Webhook(spec.webhook)
-    # Waiting for the secret is not a sign of progress.
-    return Webhook.of_secret(
-        spec.webhook_secret, replace(reader, patience=_code_patience(spec, SYSTEM_CLOCK)), mask
+    # Waiting for a secret is not a sign of progress.
+    patient = replace(reader, patience=_code_patience(spec, SYSTEM_CLOCK))
+    return Webhook.of_secrets(
+        spec.webhook, spec.webhook_secret, spec.webhook_key_secret, patient, mask
     )
 
 
@@ -322,19 +324,24 @@ def power_off() -> None:
 def _log_to_serial(life: Life, mask: Mask) -> None:
     """Writes each line of the log to stderr and to the serial port, without secrets. Each line is
     also a sign of progress."""
-    serial = rooted("/dev/ttyS0")
 
     def write(message: str) -> None:
         life.sign()
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        line = f"{now} info supervisor {one_line(message)}\n"
-        write_stderr(line)
-        with contextlib.suppress(OSError):
-            # Without O_CREAT, so that a machine without a serial port gets no such file.
-            descriptor = os.open(serial, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK)
-            try:
-                os.write(descriptor, line.encode(errors="backslashreplace"))
-            finally:
-                os.close(descriptor)
+        line = f"{now} info supervisor {one_line(message)}"
+        write_stderr(f"{line}\n")
+        _write_serial(line)
 
     log_to(write, mask.text)
+
+
+def _write_serial(line: str) -> None:
+    """Writes a line to the serial port, if there is one."""
+    with contextlib.suppress(OSError):
+        # Without O_CREAT, so that a machine without a serial port gets no such file.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
+        descriptor = os.open(rooted("/dev/ttyS0"), flags)
+        try:
+            os.write(descriptor, f"{line}\n".encode(errors="backslashreplace"))
+        finally:
+            os.close(descriptor)

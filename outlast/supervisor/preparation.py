@@ -33,7 +33,7 @@ RECORDED_PACKAGES = ("outlast", "blake3", "google-cloud-storage", "numpy", "scik
 
 class Preparation:
     """The steps before an attempt's trainer starts, in this order: `allowed`, `restore`,
-    `record_start`, `code`. Raises the errors of HEAD, the store and the disk."""
+    `record_start`, `affordable`, `code`. Raises the errors of HEAD, the store and the disk."""
 
     def __init__(self, term: HeldTerm) -> None:
         self._spec = term.spec
@@ -41,6 +41,7 @@ class Preparation:
         self._site = term.site
         self._committer = term.committer
         self._jobs = term.jobs
+        self._budget = term.budget
         self._rooms = term.rooms
         self._term = term.head_file.term
 
@@ -110,6 +111,11 @@ class Preparation:
         )
         path = self._head_file.layout.attempt_start(self._term)
         write_record(store, path, start, patience=patience)
+
+    def affordable(self) -> Outcome | None:
+        """An outcome if the run's budget is used up."""
+        used_up = self._budget.begin()
+        return self._jobs.finish_stopped(used_up, Reason.BUDGET) if used_up else None
 
     def code(self) -> Outcome | None:
         """Prepares the trainer's code and packages. Returns an outcome if that fails."""

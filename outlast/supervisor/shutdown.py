@@ -1,4 +1,5 @@
-"""The shutdown after a notice or before the run's limit: how to use the time left."""
+"""The shutdown after a notice, or before the end of the run's limit or budget: how to use the time
+left."""
 
 import time
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from outlast.base.exits import Reason
 from outlast.bucket.commit import Committer
 from outlast.bucket.headfile import HeadFile
 from outlast.supervisor import planner
+from outlast.supervisor.budget import Budget
 from outlast.supervisor.progress import Progress
 
 LIMIT_MARGIN_SEC = 120.0
@@ -100,12 +102,14 @@ class Outlooks:
 
 
 class Limit:
-    """The run's deadline, and the margin before it that the last commits need."""
+    """The end of the run's time or of its budget, whichever comes first, and the margin before it
+    that the last commits need."""
 
-    def __init__(self, head_file: HeadFile, term: int, progress: Progress) -> None:
+    def __init__(self, head_file: HeadFile, term: int, progress: Progress, budget: Budget) -> None:
         self._head_file = head_file
         self._term = term
         self._progress = progress
+        self._budget = budget
         self._at_start_sec: float | None = None
 
     def begin(self) -> None:
@@ -116,6 +120,8 @@ class Limit:
     def margin_sec(self) -> float:
         head = self._head_file.held(self._term)
         whole_sec = (head.deadline - head.started).total_seconds()
+        if self.reason is Reason.BUDGET:
+            whole_sec = min(whole_sec, self._budget.bought_sec)
         margin = min(LIMIT_MARGIN_SEC, whole_sec * LIMIT_MARGIN_SHARE)
         commits_sec = LIMIT_MARGIN_COMMITS * (self._progress.commit_sec or 0.0)
         at_start_sec = whole_sec if self._at_start_sec is None else self._at_start_sec
@@ -127,6 +133,20 @@ class Limit:
         return self._to_deadline_sec - self.margin_sec
 
     @property
+    def reason(self) -> Reason:
+        """Which of the two comes first."""
+        head, budget = self._head_file.held(self._term), self._budget.deadline
+        return Reason.BUDGET if budget is not None and budget < head.deadline else Reason.LIMIT
+
+    @property
+    def message(self) -> str:
+        """Why the trainer has to be stopped."""
+        is_limit = self.reason is Reason.LIMIT
+        return "the run's time is up" if is_limit else self._budget.message
+
+    @property
     def _to_deadline_sec(self) -> float:
-        left = self._head_file.held(self._term).deadline - self._head_file.store.now()
-        return left.total_seconds()
+        deadline = self._head_file.held(self._term).deadline
+        if self._budget.deadline is not None:
+            deadline = min(deadline, self._budget.deadline)
+        return (deadline - self._head_file.store.now()).total_seconds()

@@ -128,6 +128,8 @@ class Site:
     """Prepares the trainer's code; raises CodeRefused and CodeUnavailable."""
     machine_age_sec: Callable[[], float] = machine_age_sec
     """Returns the seconds since the machine was started."""
+    console: Callable[[str], object] = lambda line: None
+    """Writes a line as it is to the machine's serial port, if it has one."""
     wanted: Callable[[], bool] = lambda: True
     """Returns whether a term is still wanted: in a folder, whether the waiting trainer is alive."""
     trainer_user: TrainerUser | None = None

@@ -96,7 +96,7 @@ class TrainerLoop:
         self._progress = term.progress
         self._trainings = trainings
         self._work = work
-        self._limit = Limit(term.head_file, term.head_file.term, term.progress)
+        self._limit = Limit(term.head_file, term.head_file.term, term.progress, term.budget)
         self._departure = Departure(Outlooks(term.committer, term.progress, None))
         self._offers = Offers(term, trainings, work)
         self._stall = StallWatch(term.site, term.progress, term.spec.timeouts.stall)
@@ -376,8 +376,8 @@ class TrainerLoop:
             self._stall.end(link)
         elif (left_sec := self._limit.left_sec) <= 0:
             margin_sec = self._limit.margin_sec
-            self._stop(link, Reason.LIMIT, "the run's time is up", now + margin_sec)
-            _log.info(f"deadline in {margin_sec + left_sec:.0f} s: stopping")
+            self._stop(link, self._limit.reason, self._limit.message, now + margin_sec)
+            _log.info(f"{self._limit.reason} in {margin_sec + left_sec:.0f} s: stopping")
         elif self._maintenance_at is not None and now >= self._maintenance_at:
             self._ask_for_checkpoint(link, now)
 

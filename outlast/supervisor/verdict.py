@@ -73,6 +73,10 @@ class Verdict:
         if leaving.reason is Reason.LIMIT:
             return self._fail(link, Reason.LIMIT, leaving.message)
         message = leaving.lost(self._progress.step, self._progress.kept)
+        if leaving.reason is Reason.BUDGET:
+            stop = lambda: self._jobs.finish_stopped(message, Reason.BUDGET)  # noqa: E731
+            self._work.submit(Job("end", stop))
+            return Pending.JOB
         return Outcome(Next.STOP, reason_of_notice(self._site.notices), message)
 
     def _fail(self, link: Link, reason: Reason, message: str) -> Pending:

@@ -6,12 +6,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import End, Head
 from outlast.bucket.layout import AttemptEnd, BootRecord, Layout
 from outlast.bucket.store import MemoryStore
-from outlast.cli import costs, render
+from outlast.cli import costs, experiments, render
+from outlast.cli.app import cli
 from outlast.cli.errors import OperateError
 from outlast.cli.runs import Place
 from outlast.costs import pricing
@@ -39,12 +41,19 @@ class World:
         self.store.put(LAYOUT.boot(str(vm), f"b{vm}"), record.to_json())
 
     def attempt(
-        self, term: int, seconds: float, *, billed: dict | None = None, keep: int = 0
+        self,
+        term: int,
+        seconds: float,
+        *,
+        billed: dict | None = None,
+        keep: int = 0,
+        step: int = 0,
+        vm: int | None = None,
     ) -> None:
-        """On the VM of the same number."""
+        """On the VM of the same number, or another."""
         self.seconds = seconds
         spec = {"billed": BILLED if billed is None else billed, "timeouts": {"keep": keep}}
-        record = replace(start_record(term, 0, START), spec=spec)
+        record = replace(start_record(term, step, START), spec=spec, instance_id=str(vm or term))
         self.store.put(LAYOUT.attempt_start(term), record.to_json())
 
     def heartbeat(self, term: int, seconds: float) -> None:
@@ -52,13 +61,13 @@ class World:
         record = heartbeat_record(term, 10, START, total=100, row={"step": 10})
         self.store.put(LAYOUT.heartbeat(term), record.to_json())
 
-    def end(self, term: int, seconds: float, reason: Reason) -> None:
+    def end(self, term: int, seconds: float, reason: Reason, step: int = 10) -> None:
         self.seconds = seconds
-        record = AttemptEnd(term, reason, State.OPEN, 75, 10, 10, "", (), 0.0, START)
+        record = AttemptEnd(term, reason, State.OPEN, 75, step, step, "", (), 0.0, START)
         self.store.put(LAYOUT.attempt_end(term), record.to_json())
 
-    def head(self, term: int, state: State = State.OPEN) -> None:
-        end = End(Reason.DONE, 0, 100, None) if state.ended else None
+    def head(self, term: int, state: State = State.OPEN, step: int = 100) -> None:
+        end = End(Reason.DONE, 0, step, None) if state.ended else None
         deadline = START + timedelta(hours=24)
         head = Head("o/p/s", 0, 0, term, state, end, START, deadline, (), (), 0, 0, None, "n")
         self.store.put(LAYOUT.head, head.to_json())
@@ -164,3 +173,107 @@ def test_before_any_vm_and_in_a_folder(world):
     assert (found.lives, found.state, found.said) == ((), "waiting", "$0.00")
     with pytest.raises(OperateError, match="a run in a folder has no VMs"):
         costs.count(Place("run", world.store, LAYOUT, folder=Path("run")))
+
+
+def preempted(world: World) -> None:
+    """VM 1 boots for 6 minutes and trains an hour, 100 steps, of which 10 are lost. VM 2 comes to
+    nothing. VM 3 boots for 6 minutes and trains an hour, to step 200."""
+    world.boot(1, 0)
+    world.attempt(1, 360)
+    world.end(1, 3960, Reason.PREEMPTED, step=100)
+    world.boot(2, 4000)
+    world.boot(3, 4320)
+    world.attempt(3, 4680, step=90)
+    world.end(3, 8280, Reason.DONE, step=200)
+    world.head(3, State.DONE, step=200)
+
+
+def test_a_table_equals_what_is_computed_by_hand(world):
+    preempted(world)
+    found = world.count(9000)
+    # An n2-standard-2 Spot VM in europe-west4, an hour, by the list of 2026-11-28:
+    #   2 CPUs x 0.01208 + 8 GiB x 0.00163 = 0.02416 + 0.01304 = 0.0372
+    #   disk 73 GiB x 0.11 a month / 730 h = 0.011; external address 0.005
+    #   0.0372 + 0.011 + 0.005 = 0.0532
+    assert [life.rate.hour for life in found.lives] == pytest.approx([0.0532] * 3)
+    # VM 1: 6 min + 60 min = 1.1 h x 0.0532 = 0.05852; VM 2 the least, 1 min: 0.0532 / 60 =
+    # 0.000886667; VM 3 as VM 1.
+    rows = [(one.attempt and one.attempt.term, one.hours, one.dollars) for one in found.shares]
+    assert [row[0] for row in rows] == [1, None, 3]
+    assert [row[1] for row in rows] == pytest.approx([1.1, 1 / 60, 1.1])
+    assert [row[2] for row in rows] == pytest.approx([0.05852, 0.000886667, 0.05852], rel=1e-5)
+    # In all 0.05852 + 0.00088667 + 0.05852 = 0.11792667, by 200 committed steps = 0.000589633.
+    assert found.dollars == pytest.approx(0.11792667, rel=1e-6)
+    assert found.committed == 200
+    assert found.step_dollars == pytest.approx(0.000589633, rel=1e-5)
+    # The preemption: 10 of the 100 steps of an hour are lost, 0.1 h; then a minute of VM 2, and
+    # 0.1 h of VM 3's boot. 0.1 h + 0.016667 h + 0.1 h = 0.216667 h x 0.0532 = 0.01152667.
+    lost = found.preemptions
+    assert (lost.count, lost.steps_lost) == (1, 10)
+    assert (lost.lost_hours, lost.boot_hours) == pytest.approx((0.1, 0.1 + 1 / 60))
+    assert lost.dollars == pytest.approx(0.01152667, rel=1e-6)
+    # On demand: 2 x 0.034802 + 8 x 0.004664 = 0.106916, with disk and address 0.122916 an hour, for
+    # 2.216667 h - 0.216667 h = 2 h: 0.245832.
+    assert found.on_demand == pytest.approx((2.0, 0.245832), rel=1e-6)
+
+
+def test_what_preemptions_cost_is_shown(world, capsys):
+    preempted(world)
+    found = world.count(9000)
+    render.show_costs(found)
+    shown = capsys.readouterr().out
+    assert "a committed step: $0.00059, with 200 committed" in shown
+    assert (
+        "preemptions: 1 cost $0.0115, 9.8% of it: 0.10 h of 10 lost steps, 0.12 h of boots" in shown
+    )
+    assert "on demand: $0.25 for the same work in 2.00 h, 52% less with Spot" in shown
+    assert "not counted: requests, traffic, images" in shown
+    document = json.loads(json.dumps(found.as_json()))
+    assert document["preemptions"]["dollars"] == pytest.approx(0.01152667, rel=1e-3)
+    assert [one["attempt"] for one in document["attempts"]] == [1, None, 3]
+
+
+def test_attempts_on_one_vm_share_its_life(world):
+    world.boot(1, 0)
+    world.attempt(1, 600)
+    world.end(1, 1800, Reason.USER_FAILED)
+    world.attempt(2, 1800, vm=1)
+    world.end(2, 3600, Reason.DONE)
+    world.head(2, State.DONE)
+    found = world.count(9000)
+    # Half an hour each: the boot is the first one's. The trainer's failure counts as no preemption.
+    assert [one.hours for one in found.shares] == pytest.approx([0.5, 0.5])
+    assert found.preemptions.count == 0 and found.preemptions.dollars == 0.0
+
+
+def test_no_number_hides_an_unknown_price(world, capsys):
+    world.boot(1, 0)
+    world.attempt(1, 0, billed={**BILLED, "disk": "hyperdisk-extreme"})
+    world.end(1, 3600, Reason.PREEMPTED, step=100)
+    world.head(1)
+    found = world.count(3600)
+    assert found.step_dollars is None and found.on_demand is None
+    render.show_costs(found)
+    assert "cost at least $" in capsys.readouterr().out
+
+
+def test_a_projects_runs_are_added_up(world, monkeypatch, capsys):
+    preempted(world)
+    monkeypatch.setenv("OUTLAST_BUCKET", "b")
+    monkeypatch.setattr(experiments, "open_bucket", lambda bucket, stack="": world.store)
+    world.store.put("experiments/other/aaaaaaaaaa/HEAD", b"no head")
+    world.seconds = 9000
+    answer = CliRunner().invoke(cli, ["costs", "--all", "--json"])
+    document = json.loads(answer.stdout)
+    assert document["dollars"] == pytest.approx(0.1179, abs=1e-4)
+    assert [run["experiment"] for run in document["runs"]] == ["dev"]
+    # What could not be read is said, and the sum is a lower bound.
+    assert answer.exit_code == 1 and len(document["unread"]) == 1
+    answer = CliRunner().invoke(cli, ["costs", "--all"])
+    assert "1 runs: VMs at least $0.12, of which preemptions cost $0.0115" in answer.stdout
+
+
+@pytest.mark.parametrize("words", [[], ["dev", "--all"], ["--all", "--refresh-prices"]])
+def test_one_thing_at_a_time_is_counted(words):
+    answer = CliRunner().invoke(cli, ["costs", *words])
+    assert answer.exit_code == 2 and "name one EXPERIMENT" in answer.output

@@ -247,6 +247,31 @@ def test_a_machine_is_priced_before_and_after():
     assert found.after.until == "until 2026-11-29 12:00 UTC"
 
 
+def test_a_day_and_the_budget_are_shown(capsys):
+    # 24 h to the limit at 2 x 0.00957 + 8 x 0.001282 = 0.029396 an hour: 0.7055; a day as much.
+    plain = reviewed(unchanged(), _aaaaaaaaaa=OPEN)
+    assert plain.after.a_day == "$0.71" and plain.after.at_the_limit.startswith("$0.71 (24.0 h")
+    # A budget of 0.29396 pays for 10 h.
+    budget = {**TEMPLATE, "metadata": {"outlast-budget-dollars": "0.29396"}}
+    found = reviewed(unchanged(template=same(TEMPLATES[0], budget)), _aaaaaaaaaa=OPEN)
+    assert found.after.at_the_limit == "$0.29 (10.0 h, its budget)"
+    assert found.after.as_json()["limit"] == pytest.approx(0.294, abs=1e-3)
+    render.show_review(found)
+    shown = capsys.readouterr().out
+    assert "an hour: e2-standard-2 Spot $0.0294" in shown and "a day of it" in shown
+
+
+def test_requests_and_downloads_are_priced():
+    heartbeat = {**TEMPLATE, "metadata": {"outlast-timeouts": '{"heartbeat":20}'}}
+    said = reviewed(unchanged(template=same(TEMPLATES[0], heartbeat)), _aaaaaaaaaa=OPEN).storage
+    # An hour: 180 heartbeats + 60 logs + 6 checkpoints x 6 = 276 writes x 0.005 / 1000 = 0.00138,
+    # and 180 + 6 x 6 = 216 reads x 0.0004 / 1000 = 0.0000864; together 0.0014664.
+    assert any(
+        "requests: about $0.0015 an hour, with a heartbeat every 20 s" in one for one in said
+    )
+    assert any("download: about $0.12 a GiB" in one for one in said)
+
+
 def test_what_is_done_costs_nothing():
     found = reviewed(unchanged(), _aaaaaaaaaa=ended(State.DONE, Reason.DONE))
     assert (found.before.an_hour, found.after.at_the_limit) == ("nothing", "nothing")
@@ -457,13 +482,15 @@ RECIPE = {
             "create",
             "e2-standard-4",
             "image outlast-0123456789 is baked once: its builder (e2-standard-4 on demand, 50 GiB"
-            " pd-balanced, external address) costs at most $0.29, by its limit of 120 minutes",
+            " pd-balanced, external address) costs at most $0.29, by its limit of 120 minutes;"
+            " the price of keeping it is unknown",
         ),
         (
             "update",
             "z9-standard-4",
             "image outlast-0123456789 is baked once: its builder (z9-standard-4 on demand, 50 GiB"
-            " pd-balanced, external address) costs at least $0.0237, by its limit of 120 minutes",
+            " pd-balanced, external address) costs at least $0.0237, by its limit of 120 minutes;"
+            " the price of keeping it is unknown",
         ),
         ("same", "e2-standard-4", ""),
         (

@@ -9,6 +9,9 @@ from tests.settings.test_settings import check, refusal
 WANDB = "projects/acme-research/secrets/wandb/versions/latest"
 
 
+HOOK = {"outlast:webhook": "https://hooks.example/outlast"}
+
+
 def env(**names):
     return {"outlast:secretEnv": json.dumps(names)}
 
@@ -25,6 +28,9 @@ def test_a_trainers_secrets_are_named_and_no_part_of_the_run():
 
 def test_each_secret_has_one_binding_whatever_names_it():
     values = env(A="wandb", B="wandb/versions/1", C="projects/keys/secrets/hf")
+    key = {"outlast:webhookKeySecret": "wandb"}
+    assert check({**HOOK, **key}).secret_owners == [("acme-research", "wandb")]
+    assert check({**HOOK, **key}).run_spec("0" * 64).webhook_key_secret == WANDB
     found = check({**values, "outlast:webhookSecret": "wandb"})
     assert found.secret_owners == [("acme-research", "wandb"), ("keys", "hf")]
     assert set(found.secrets) == {"secretEnv.A", "secretEnv.B", "secretEnv.C", "webhookSecret"}
@@ -50,6 +56,11 @@ def test_each_secret_has_one_binding_whatever_names_it():
             {"outlast:webhookSecret": "hook", "outlast:webhook": "https://h/x"},
             "outlast:webhookSecret beside outlast:webhook: both give the address",
         ),
+        (
+            {"outlast:webhookKeySecret": "key"},
+            "outlast:webhookKeySecret without outlast:webhook: there is no message to sign",
+        ),
+        ({**HOOK, "outlast:webhookKeySecret": "a b"}, "outlast:webhookKeySecret: its value of 3"),
         (
             {**env(KEY="wandb"), "outlast:part": "foundation"},
             "outlast:secretEnv {'KEY': 'wandb'} beside outlast:part foundation: is a run's",

@@ -40,6 +40,7 @@ def check(values=None, *, environ=None, name="dev", foundation=None, secret_keys
 WRONG = {
     str: ('["x"]', '{"a":1}'),
     int: ("x", "1.5", "true", "[1]", '{"a":1}'),
+    float: ("x", "1e3", "nan", "-1", "true", "[1]", '{"a":1}'),
     bool: ("x", "1", "[true]", '{"a":1}'),
     list: ("x", "1", "true", '{"a":1}'),
     dict: ("x", "1", "true", "[1]"),

@@ -96,6 +96,9 @@ def specs(draw: st.DrawFn) -> RunSpec:
         sweep_rules=draw(st.sampled_from([None, SWEEP])),
         content=draw(OBJECTS),
         billed=draw(OBJECTS),
+        budget_dollars=draw(st.floats(0, 1e6)),
+        hour_prices=draw(OBJECTS),
+        webhook_key_secret=draw(st.sampled_from(["", SECRET])),
         **of_command,
     )
 
@@ -167,6 +170,9 @@ def test_a_missing_key_is_named(key: str) -> None:
         ("outlast-deadline", "tomorrow", "UTC time such as"),
         ("outlast-checkpoint-every", "often", "auto, seconds such as 30s"),
         ("outlast-timeouts", "[1]", "JSON object"),
+        ("outlast-budget-dollars", "-1", "number of dollars"),
+        ("outlast-budget-dollars", "nan", "number of dollars"),
+        ("outlast-budget-dollars", "much", "number of dollars"),
         ("outlast-timeouts", '{"beet": 1}', "'beet' is not known"),
         ("outlast-timeouts", '{"heartbeat":-1}', "0 or more"),
         ("outlast-timeouts", '{"heartbeat":true}', "0 or more"),

@@ -48,6 +48,7 @@ from outlast.protocol import (
     Stop,
 )
 from outlast.supervisor import jobs, trainer_loop
+from outlast.supervisor.budget import Budget
 from outlast.supervisor.code import CodeRefused, CodeUnavailable
 from outlast.supervisor.life import record_boot_end
 from outlast.supervisor.progress import Progress
@@ -1137,12 +1138,6 @@ def test_a_stop_ends_the_wait_for_permission(world: World) -> None:
     assert vm.trainers == [] and world.end_of(1).reason is Reason.INTERRUPTED
 
 
-def test_the_webhook_hears_of_ends(world: World) -> None:
-    spec = dataclasses.replace(SPEC, webhook=f"http://{world.cloud.host}/hook")
-    assert world.boot(finish, spec=spec).run() == 0
-    wait_until(lambda: "hook" in world.cloud.calls)
-
-
 # -- code that cannot be had ----------------------------------------------------------------------
 
 
@@ -1188,7 +1183,8 @@ def test_the_margin_of_the_limit_leaves_half_of_the_time_to_training(
     world: World, monkeypatch: pytest.MonkeyPatch, minute: int, commit_min: int, stops_at: int
 ) -> None:
     """An hour in all; what is left before the trainer is stopped, in minutes."""
-    head_file = world.boot().boot.head_file
+    boot = world.boot().boot
+    head_file = boot.head_file
     head_file.take_term(Claim(SPEC.owner, SPEC.resume, SPEC.placement, SPEC.deadline))
     held = dataclasses.replace(
         head_file.head, deadline=head_file.head.started + timedelta(minutes=60)
@@ -1199,7 +1195,7 @@ def test_the_margin_of_the_limit_leaves_half_of_the_time_to_training(
     )
     progress = Progress()
     progress.commit_sec = commit_min * 60.0
-    limit = Limit(head_file, head_file.term, progress)
+    limit = Limit(head_file, head_file.term, progress, Budget(SPEC, head_file, boot.site.machine))
     assert round(limit.left_sec / 60) == stops_at - minute
 
 

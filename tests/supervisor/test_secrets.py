@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from outlast.base.retry import CODE_TRIES, Limits, Patience
+from outlast.base.webhook import Announcement, Event
 from outlast.protocol import VERSION, Channel, Complete, Error, Hello, Tick
 from outlast.supervisor.listener import Connected, Listener, MessageReceived
 from outlast.supervisor.metadata import Metadata
@@ -294,6 +295,15 @@ def test_a_trainers_error_is_masked_when_it_arrives(tmp_path):
 
 # -- the webhook's address
 
+ANNOUNCED = Announcement(
+    Event.DONE, "o/p/s", "first", "0123456789", 0, 1, "done", "done", 3, "", "vm", "zone"
+)
+
+
+@pytest.fixture(autouse=True)
+def _short_retries(monkeypatch):
+    monkeypatch.setattr("outlast.base.webhook.RETRY_SEC", 0.0)
+
 
 def test_a_secret_webhook_is_called_but_never_shown(manager, reader, said, monkeypatch):
     address = "https://hooks.invalid/services/T000/BSECRETPART"
@@ -309,10 +319,10 @@ def test_a_secret_webhook_is_called_but_never_shown(manager, reader, said, monke
         raise ValueError(f"can't send to {request.full_url} at /services/T000/BSECRETPART")
 
     monkeypatch.setattr(urllib.request.OpenerDirector, "open", refuse)
-    hook = Webhook.of_secret(NAME, reader, mask)
-    hook.post({"reason": "done"})
-    wait_until(lambda: asked == [address])
+    hook = Webhook.of_secrets("", NAME, "", reader, mask)
+    hook.post(ANNOUNCED)
     hook.close()
+    assert set(asked) == {address}
     assert "BSECRETPART" not in mask.text(" ".join(said)) and "webhook: " in said[0]
 
 
@@ -323,8 +333,7 @@ def test_a_secret_webhook_is_called_but_never_shown(manager, reader, said, monke
 def test_an_unavailable_webhook_ends_no_training(manager, reader, said, value, expected):
     if value is not None:
         manager.values = {NAME: value}
-    hook = Webhook.of_secret(NAME, reader, Mask())
-    hook.post({"reason": "done"})
+    hook = Webhook.of_secrets("", NAME, "", reader, Mask())
+    hook.post(ANNOUNCED)
     hook.close()
-    wait_until(lambda: said != [])
     assert expected in said[0] and "no message is sent" in said[0] and "plain" not in said[0]

@@ -267,6 +267,8 @@ class Vm:
     notices: Notices
     said: list[str]
     scripts: list[Script]
+    console: list[str]
+    """What it wrote to its serial port beside the log."""
     trainers: list[ScriptedTrainer] = field(default_factory=list)
     code: "Future[int]" = field(default_factory=Future)
 
@@ -327,7 +329,7 @@ class World:
         root = self.folder / identifier
         self.cloud.boot(group, identifier, {})
         reader = Metadata()
-        said = log_lines()
+        said, console = log_lines(), list[str]()
         notices = Notices(spec.timeouts, reader if metadata else None)
         notices.start()
         clock = QuickClock(notices)
@@ -350,7 +352,8 @@ class World:
             make_trainer=make_trainer,
             log_of=lambda term: None,
             clock=clock,
-            webhook=Webhook(spec.webhook),
+            webhook=Webhook(spec.webhook, key=b"a key" if spec.webhook_key_secret else b""),
+            console=console.append,
             data=Cache(
                 root / "cache",
                 opener=lambda url: self.data,
@@ -361,7 +364,7 @@ class World:
         patience = Patience(clock.unsigned, limits=limits)
         head_file = HeadFile(store or self.store, LAYOUT, patience=patience)
         boot = Boot(spec, head_file, site, records=True)
-        vm = Vm(boot, notices, said, list(scripts))
+        vm = Vm(boot, notices, said, list(scripts), console)
         return vm
 
     @property

@@ -21,7 +21,8 @@ def test_the_pages_are_up_to_date():
 def test_every_key_and_every_component_has_its_row():
     declared = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
     text = (ROOT / "docs" / "configuration.md").read_text()
-    kinds = {str: "string", int: "integer", bool: "boolean", list: "array", dict: "object"}
+    kinds = {str: "string", int: "integer", float: "number", bool: "boolean"}
+    kinds |= {list: "array", dict: "object"}
     for key, entry in declared.items():
         assert f"| `{key}` | {kinds[type(entry['default'])]} |" in text, key
     page = (ROOT / "docs" / "components.md").read_text()

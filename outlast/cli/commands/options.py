@@ -15,3 +15,12 @@ def provider_option(function: Callable[..., Any]) -> Callable[..., Any]:
         show_default=True,
         help="What the engine creates resources with; plugin: Google's pulumi-resource-gcp.",
     )(function)
+
+
+def notify_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--notify`, for commands that look at runs again and again."""
+    return click.option(
+        "--notify",
+        is_flag=True,
+        help="Send OUTLAST_WEBHOOK a message if a run is silent or lost, or never starts.",
+    )(function)

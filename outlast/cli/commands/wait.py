@@ -5,6 +5,7 @@ import sys
 
 import click
 
+from outlast.cli.commands.options import notify_option
 from outlast.cli.terminal import say
 
 
@@ -16,7 +17,10 @@ from outlast.cli.terminal import say
     help="Give up after so long.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print how they ended as JSON.")
-def wait(experiments: tuple[str, ...], timeout_minutes: float | None, as_json: bool) -> None:
+@notify_option
+def wait(
+    experiments: tuple[str, ...], timeout_minutes: float | None, as_json: bool, notify: bool
+) -> None:
     """Wait until runs have ended; the exit code says how.
 
     It looks every 30 s, less often while nothing changes. EXPERIMENT may also be a run's folder or
@@ -27,8 +31,9 @@ def wait(experiments: tuple[str, ...], timeout_minutes: float | None, as_json: b
     outlast wait first && outlast fetch first
     outlast wait first second --timeout-minutes 90
     """
-    from outlast.cli import render, runs, watching
+    from outlast.cli import notifying, render, runs, watching
 
+    notifier = notifying.Notifier.of_environment() if notify else None
     places = [runs.find(experiment) for experiment in experiments]
     limit_sec = None if timeout_minutes is None else 60 * timeout_minutes
     said = [""] * len(places)
@@ -39,6 +44,8 @@ def wait(experiments: tuple[str, ...], timeout_minutes: float | None, as_json: b
             if state != said[number]:
                 said[number] = state
                 say(render.summary(line), err=True)
+        if notifier is not None:
+            render.show_unread(notifier.look(lines))
     if as_json:
         say(json.dumps([line.as_json() for line in lines], indent=2))
     sys.exit(watching.exit_code(lines))

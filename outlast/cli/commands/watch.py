@@ -5,13 +5,15 @@ import sys
 import click
 
 from outlast.base import exits
+from outlast.cli.commands.options import notify_option
 from outlast.cli.terminal import say
 
 
 @click.command()
 @click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
 @click.option("--json", "as_json", is_flag=True, help="Print each change as a line of JSON.")
-def watch(experiments: tuple[str, ...], as_json: bool) -> None:
+@notify_option
+def watch(experiments: tuple[str, ...], as_json: bool, notify: bool) -> None:
     """Show the progress of runs until they have ended.
 
     Progress bars on a terminal, otherwise a line for each change. Ctrl-C ends only the watching;
@@ -21,19 +23,22 @@ def watch(experiments: tuple[str, ...], as_json: bool) -> None:
     \b
     outlast watch first second
     """
-    sys.exit(watched(experiments, as_json=as_json))
+    sys.exit(watched(experiments, as_json=as_json, notify=notify))
 
 
-def watched(experiments: tuple[str, ...], *, as_json: bool = False) -> int:
+def watched(experiments: tuple[str, ...], *, as_json: bool = False, notify: bool = False) -> int:
     """Shows them; returns the exit code. Raises OperateError."""
-    from outlast.cli import render, runs, watching
+    from outlast.cli import notifying, render, runs, watching
 
+    notifier = notifying.Notifier.of_environment() if notify else None
     places = [runs.find(experiment) for experiment in experiments]
     lines = []
     try:
         with render.Progresses(as_json=as_json) as shown:
             for lines in watching.rounds(places, watching.pauses(places)):
                 shown.show(lines)
+                if notifier is not None:
+                    render.show_unread(notifier.look(lines))
     except KeyboardInterrupt:
         names = " ".join(experiments)
         say(f"outlast: the runs continue without this; again: outlast watch {names}", err=True)

@@ -16,8 +16,10 @@ from outlast.spec import secrets
 
 VARIABLES = "outlast:secretEnv"
 WEBHOOK = "outlast:webhookSecret"
+WEBHOOK_KEY = "outlast:webhookKeySecret"
 GIT = "outlast:gitSecret"
 WEBHOOK_NAME = "rehearsal-webhook"
+WEBHOOK_KEY_NAME = "rehearsal-webhook-key"
 WEBHOOK_ADDRESS = "https://webhook.invalid/rehearsal"
 """No name below `invalid` is ever found."""
 
@@ -73,6 +75,9 @@ def take_over(
         notes.append(
             "webhookSecret: an address that leads nowhere, so that a rehearsal sends no message"
         )
+        if config.get(WEBHOOK_KEY) and _is_name(config[WEBHOOK_KEY]):
+            changed[WEBHOOK_KEY] = WEBHOOK_KEY_NAME
+            values[WEBHOOK_KEY_NAME] = b"rehearsal-stand-in-for-the-key"
     return changed, Secrets(values, tuple(notes))
 
 

@@ -155,6 +155,8 @@ def read_own(stack: str, *, vm: bool = False) -> dict[str, Any]:
     # A rehearsal contacts no outside service, and needs no identity.
     for key in ("outlast:webhook", *credentials.SETTINGS):
         config.pop(key, None)
+    if "outlast:webhookSecret" not in config:
+        config.pop("outlast:webhookKeySecret", None)
     for key, value in config.items():
         if isinstance(value, Mapping) and "secure" in value:
             raise UsageError(

@@ -11,9 +11,13 @@ from outlast.cli.review.outcomes import Look
 from outlast.cli.review.plan import BAKE, BUCKET, GROUPS, NAT, TEMPLATES, Pin, Step
 from outlast.cloud.recipe import DISK_TYPE, image_name
 from outlast.costs import pricing
+from outlast.spec.run_spec import BadSpec, Timeouts
 
 DROPS_A_DAY = 144
 """Assumed rate of checkpoints that retention drops, for prices: one every ten minutes."""
+LOGS_AN_HOUR = 60
+COMMIT_WRITES, COMMIT_READS = 6, 6
+"""Assumed requests of a checkpoint: rows, three files, manifest and HEAD, and a look at each."""
 GIB = 2**30
 Sizes = tuple[int, ...]
 """Bytes of each checkpoint that a run keeps, the newest last."""
@@ -29,21 +33,39 @@ class StackCost:
     until: str
     most: pricing.Sum
     """`sum` with the most expensive machine type that the group may choose."""
+    budget: float = 0.0
+    """Dollars at which the run stops; 0 without a budget."""
 
     @property
     def an_hour(self) -> str:
         return self.sum.said() if self.sum.items else "nothing"
 
     @property
+    def a_day(self) -> str:
+        return self.sum.said(24) if self.sum.items else "nothing"
+
+    @property
+    def worst(self) -> float:
+        """Dollars that it may still cost, as far as the prices are known. Earlier VMs of the run
+        have used a part of its budget."""
+        limit = self.most.hour * self.hours
+        return min(limit, self.budget) if self.budget else limit
+
+    @property
     def at_the_limit(self) -> str:
         if not self.sum.items:
             return "nothing"
+        if self.budget and self.worst == self.budget:
+            hours = self.budget / self.most.hour
+            return f"{pricing.dollars(self.budget)} ({hours:.1f} h, its budget)"
         return f"{self.most.said(self.hours)} ({self.hours:.1f} h, {self.until})"
 
     def as_json(self) -> dict[str, Any]:
         return {
             "hour": round(self.sum.hour, 6),
-            "limit": round(self.most.hour * self.hours, 4),
+            "day": round(self.sum.hour * 24, 6),
+            "limit": round(self.worst, 4),
+            "budget": self.budget or None,
             "hours": round(self.hours, 2),
             "unknown": list(self.sum.unknown),
             "items": [{"what": item.what, "hour": item.hour} for item in self.sum.items],
@@ -67,15 +89,25 @@ def of_side(
     total = pricing.added([pricing.vm(template, zone), *others])
     most = pricing.added([pricing.dearest(_choices(template, resources), zone), *others])
     head = looks.get(pin.run)
+    budget = _budget(template)
     deadline = pin.deadline
     if restarts and isinstance(head, Head) and head.resume == pin.resume:
         deadline = min(head.deadline, now + timedelta(minutes=pin.limit_minutes))
     elif restarts:
         deadline = None
     if deadline is None:
-        return StackCost(total, pin.limit_minutes / 60, "its whole limit", most)
+        return StackCost(total, pin.limit_minutes / 60, "its whole limit", most, budget)
     left = max((deadline - now).total_seconds() / 3600, 0.0)
-    return StackCost(total, left, f"until {deadline:%Y-%m-%d %H:%M} UTC", most)
+    return StackCost(total, left, f"until {deadline:%Y-%m-%d %H:%M} UTC", most, budget)
+
+
+def _budget(template: Mapping[str, Any]) -> float:
+    """The run's budget in dollars; 0 without one."""
+    text = (template.get("metadata") or {}).get("outlast-budget-dollars") or "0"
+    try:
+        return float(text)
+    except ValueError:  # the template of another program
+        return 0.0
 
 
 def _choices(
@@ -119,8 +151,17 @@ def of_bakes(steps: Sequence[Step]) -> Iterator[str]:
         yield (
             f"image {image_name(recipe['family'], step.new['hash'])} is baked once: its builder"
             f" ({', '.join(item.what for item in cost.items)}) costs"
-            f" {most}{cost.said(minutes / 60)}, by its limit of {minutes} minutes"
+            f" {most}{cost.said(minutes / 60)}, by its limit of {minutes} minutes;"
+            f" {_image_kept(int(recipe['disk_gb']), recipe['zone'])}"
         )
+
+
+def _image_kept(gib: int, zone: str) -> str:
+    """What an image costs while it is kept: it has at most its builder's disk."""
+    rate = pricing.image_gib_month(pricing.region_of(zone))
+    if rate is None:
+        return "the price of keeping it is unknown"
+    return f"keeping it costs at most {pricing.dollars(gib * rate)} a month"
 
 
 def of_storage(news: Sequence[Step], sizes: Sizes, run: str) -> list[str]:
@@ -161,6 +202,34 @@ def of_storage(news: Sequence[Step], sizes: Sizes, run: str) -> list[str]:
                 f" regions are billed by the GiB, {cost}"
             )
     return lines
+
+
+def of_usage(template: Mapping[str, Any] | None, sizes: Sizes) -> list[str]:
+    """The cost of requests to the bucket while the VM runs, and of downloads."""
+    if template is None:
+        return []
+    heartbeat_sec = _heartbeat_sec(template)
+    commits = DROPS_A_DAY / 24
+    writes = 3600 / heartbeat_sec + LOGS_AN_HOUR + commits * COMMIT_WRITES
+    reads = 3600 / heartbeat_sec + commits * COMMIT_READS
+    gib = pricing.download_gib()
+    newest = ""
+    if sizes:
+        newest = f", {pricing.dollars(sizes[-1] / GIB * gib)} for the newest checkpoint"
+    return [
+        f"requests: about {pricing.dollars(pricing.requests(writes, reads))} an hour, with a"
+        f" heartbeat every {heartbeat_sec:g} s, the log each minute, and a checkpoint every 10"
+        " minutes",
+        f"download: about {pricing.dollars(gib)} a GiB that leaves Google Cloud{newest}",
+    ]
+
+
+def _heartbeat_sec(template: Mapping[str, Any]) -> float:
+    text = (template.get("metadata") or {}).get("outlast-timeouts") or "{}"
+    try:
+        return max(Timeouts.parse(str(text)).heartbeat, 1.0)
+    except BadSpec:  # the template of another program
+        return Timeouts.heartbeat
 
 
 def _checkpoints(sizes: Sizes, run: str, rate: float | None) -> str:

@@ -172,8 +172,12 @@ def of_plan(
         after=side_after,
         bakes=tuple(cost.of_bakes(steps)),
         warnings=(),
-        storage=tuple(
-            cost.of_storage(news, known[1] if known else (), known[0].run if known else "")
+        storage=(
+            *cost.of_storage(news, known[1] if known else (), known[0].run if known else ""),
+            *cost.of_usage(
+                next((step.new for step in news if step.type in TEMPLATES), None),
+                known[1] if known else (),
+            ),
         ),
         broken=broken,
         not_checked=tuple(_not_checked(before, after, looks)),

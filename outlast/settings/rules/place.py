@@ -22,7 +22,7 @@ _LABEL_VALUE = re.compile(r"[_a-z0-9-]{0,63}")
 _LABELS_LIMIT = 64 - len(label_rules.RESERVED)
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _OF_A_RUN = ("trainer", "args", "command", "source", "delivery", "init", "rerun", "run", "resume")
-_OF_A_RUN += ("secret_env", "webhook_secret", "sweep")
+_OF_A_RUN += ("secret_env", "webhook_secret", "webhook_key_secret", "sweep", "budget_dollars")
 """Settings that a foundation must not have."""
 
 

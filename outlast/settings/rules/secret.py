@@ -16,6 +16,7 @@ _REMEDIES = {
     f" {NAMESPACE}:gitSecret, and set {NAMESPACE}:gitUrl without it and without --secret",
     "secretEnv": "it contains names of secrets, which are not secret; set it without --secret",
     "webhookSecret": "it is the name of a secret, which is not secret; set it without --secret",
+    "webhookKeySecret": "it is the name of a secret, which is not secret; set it without --secret",
     "gitSecret": "it is the name of a secret, which is not secret; set it without --secret",
 }
 
@@ -114,5 +115,19 @@ def webhook_secret_of(given: Keys, cloud: str) -> str:
         )
     try:
         return secrets.check_name("webhookSecret", text, cloud)
+    except secrets.SecretNameError as error:
+        raise SettingsError(f"{NAMESPACE}:{error}") from None
+
+
+def webhook_key_secret_of(given: Keys, cloud: str) -> str:
+    """The secret that holds the key of the messages' signature; empty for none."""
+    text = given.webhook_key_secret
+    if text and not (given.webhook or given.webhook_secret):
+        raise SettingsError(
+            f"{NAMESPACE}:webhookKeySecret without {NAMESPACE}:webhook: there is no message to"
+            f" sign; set {NAMESPACE}:webhook or {NAMESPACE}:webhookSecret, or leave it out"
+        )
+    try:
+        return secrets.check_name("webhookKeySecret", text, cloud)
     except secrets.SecretNameError as error:
         raise SettingsError(f"{NAMESPACE}:{error}") from None
