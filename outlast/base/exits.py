@@ -71,6 +71,7 @@ class Reason(StrEnum):
     NO_OUTPUT = "no-output"
     RESULT_TOO_LARGE = "result-too-large"
     STOPPED = "stopped"
+    PRUNED = "pruned"
     FENCED = "fenced"
     REFUSED = "refused"
     SUPERSEDED = "superseded"

@@ -176,7 +176,8 @@ class End:
     step: Steps
     result: Result | None
     why: str = field(default="", metadata={"omit": True})
-    """Why the trainer ended it before its last step, as given to ``run.finish``."""
+    """Why it ended before its last step: as given to ``run.finish``, or by which comparison its
+    sweep pruned it."""
 
 
 @dataclass(frozen=True)

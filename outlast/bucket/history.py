@@ -20,7 +20,8 @@ from outlast.spec.metrics import Last
 from outlast.spec.run_spec import Timeouts
 
 _NO_FAILURES = frozenset(
-    {Reason.DONE, Reason.PREEMPTED, Reason.INTERRUPTED, Reason.MAINTENANCE, Reason.STOPPED}
+    {Reason.DONE, Reason.PREEMPTED, Reason.INTERRUPTED, Reason.MAINTENANCE}
+    | {Reason.STOPPED, Reason.PRUNED}
 )
 """Reasons that need no further explanation."""
 

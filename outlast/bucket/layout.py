@@ -430,7 +430,7 @@ class EndCopy(Record):
     digest: Digest | None
     started: datetime
     why: str = dataclasses.field(default="", metadata={"omit": True})
-    """Why the trainer ended the run before its last step."""
+    """Why the run ended before its last step."""
 
 
 @dataclass(frozen=True)

@@ -267,6 +267,8 @@ def show_status(status: Status) -> None:
     if book.head.state in (State.FAILED, State.STOPPED) and book.head.step < book.step:
         step += f"; its newest checkpoint is of step {book.head.step}"
     _line(console, f"{status.experiment}: run {status.run} is {state}, {step}")
+    if status.why:
+        _line(console, f"{status.state}: {one_line(status.why)}")
     _line(console, status.url)
     if status.silence is not None and not status.state.ended:
         _line(console, f"last heartbeat {span(status.silence)} ago")
@@ -370,8 +372,11 @@ def show_overview(found: Overview) -> None:
         table.add_column(name)
     for name in ("step", "steps/s", "left", "heartbeat", "cost"):
         table.add_column(name, justify="right")
-    for line in found.lines:
-        table.add_row(line.status.experiment, line.status.run, *_cells(line))
+    whys = [one_line(line.status.why) for line in found.lines]
+    if any(whys):
+        table.add_column("why")
+    for line, why in zip(found.lines, whys, strict=True):
+        table.add_row(line.status.experiment, line.status.run, *_cells(line), *([why] * any(whys)))
     if found.lines:
         console.print(table)
         if console.is_terminal:  # the table alone is for programs
@@ -395,6 +400,8 @@ def summary(line: Line) -> str:
         parts.append(f"last heartbeat {span(status.silence)} ago")
     if status.wait and status.wait.why:
         parts.append(status.wait.why)
+    if status.why:
+        parts.append(one_line(status.why))
     shown = sorted(status.metrics.items())[:SUMMARY_METRICS]
     parts += [f"{_cut(name)} {_value(last.value)}" for name, last in shown]
     return ", ".join([*parts, line.cost])

@@ -274,9 +274,15 @@ class OpenedRun:
             return self._result_of(head, part)
         result = head.end.result if head.end else None
         if result is None:
+            why = f" ({head.end.why})" if head.end and head.end.why else ""
+            then = (
+                "outlast fetch --best fetches its best checkpoint, and outlast resume continues it"
+                if head.state is State.PRUNED
+                else "it has one once it is done"
+            )
             raise OperateError(
-                f"{self._place.name}: the run is {head.state.value} at step {self.step} and has "
-                "no result; it has one once it is done"
+                f"{self._place.name}: the run is {head.state.value} at step {self.step}{why} and "
+                f"has no result; {then}"
             )
         return result
 

@@ -53,6 +53,13 @@ class Status:
     """The stack's, if it is known."""
 
     @property
+    def why(self) -> str:
+        """Why the run ended before its last step, such as by which comparison it was pruned; empty
+        if it did not."""
+        end = self.history.head.end if self.history else None
+        return end.why if end else ""
+
+    @property
     def result(self) -> str | None:
         """The URL of a finished run's result."""
         end = self.history.head.end if self.history else None
@@ -103,7 +110,7 @@ class Status:
             "url": self.url,
             "state": self.state,
             "reason": end.reason if end else None,
-            "why": end.why if end else "",
+            "why": self.why,
             "step": book.step if book else 0,
             "total": book.total if book else None,
             "boots": self.boots,

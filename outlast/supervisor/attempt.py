@@ -7,6 +7,7 @@ one end, and rows that no other attempt's overlap.
 import logging
 from datetime import UTC, datetime
 
+from outlast.base.exits import Reason
 from outlast.bucket.commit import Committer
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptEnd
@@ -22,6 +23,7 @@ from outlast.supervisor.preparation import Preparation
 from outlast.supervisor.progress import Progress
 from outlast.supervisor.reports import Reports
 from outlast.supervisor.rooms import Rooms
+from outlast.supervisor.rungs import RungWatch, earlier_stop
 from outlast.supervisor.site import Next, Outcome, Site
 from outlast.supervisor.trainer_loop import TrainerLoop
 from outlast.supervisor.trainings import Trainings
@@ -47,12 +49,14 @@ class Attempt:
             sign=site.sign,
             owner=rooms.rows.owner,
         )
-        self._jobs = Jobs(spec, head_file, self._committer, rooms.rows, lambda: self._latest.offset)
+        self._rungs: RungWatch | None = None
+        """Compares a sweep's trial with the others, once it trains."""
+        self._jobs = Jobs(spec, head_file, self._committer, rooms.rows, self._rows_needed)
         self._ending = Ending(spec, head_file, site, self._committer)
         self._reports = Reports(head_file, site)
         work = Work()
         budget = Budget(spec, head_file, site.machine)
-        term = HeldTerm(
+        self._held = term = HeldTerm(
             spec, head_file, site, rooms, self.progress, self._committer, self._jobs, budget
         )
         self._preparation = Preparation(term)
@@ -93,7 +97,12 @@ class Attempt:
         if self.term > 1:
             announcements.lost(self.head_file.store, self.term - 1)
         announcements.began(self.term, self.progress.step)
-        return self._preparation.affordable()
+        return self._obey() or self._preparation.affordable()
+
+    def _obey(self) -> Outcome | None:
+        """End a sweep's trial that an earlier attempt decided to stop."""
+        stop = earlier_stop(self._held)
+        return None if stop is None else self._jobs.finish_pruned(stop.why)
 
     def _set_up(self) -> Outcome | None:
         """Prepare the trainer's code and packages. Returns an outcome if that fails."""
@@ -109,7 +118,15 @@ class Attempt:
     def _train(self) -> Outcome:
         self.site.clock.training = True
         self._reports.keep(self._rooms.logs)
+        if self.spec.sweep_rules is not None:
+            self._rungs = RungWatch(self._held, self.spec.sweep_rules, self.progress.begun)
+            self._rungs.begin(self._loop.inbox.put)
         return self._loop.run()
+
+    def _rows_needed(self) -> int:
+        """The byte from which the rows' file is still read."""
+        latest = self._latest.offset
+        return latest if self._rungs is None else min(latest, self._rungs.offset)
 
     def _close_trainer(self) -> None:
         self.site.notices.listen(None)
@@ -121,6 +138,9 @@ class Attempt:
         self.site.clock.training = True  # worth finishing, too: SIGTERM ends no sleep
         reason = "" if outcome.message.startswith(outcome.reason) else f"{outcome.reason}: "
         _log.info(f"term {self.term}: {reason}{outcome.message}")
+        if self._rungs is not None:
+            stays = outcome.next in (Next.LEAVE, Next.AGAIN)
+            self._rungs.close(last_words=stays, done=outcome.reason is Reason.DONE)
         self._reports.close(last_words=outcome.next is not Next.WATCH)
         link = self._loop.link
         self._latest.read()

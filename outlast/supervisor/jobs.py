@@ -166,6 +166,11 @@ class Jobs:
         many = f"{len(parts)} parts" if len(parts) > 1 else "1 part"
         return Outcome(Next.LEAVE, Reason.DONE, f"done with {many}, {done.step} steps in all")
 
+    def finish_pruned(self, why: str) -> Outcome:
+        """Ends a sweep's trial that decided to stop; its checkpoints stay."""
+        self._committer.finish(State.PRUNED, Reason.PRUNED, why=why)
+        return Outcome(Next.LEAVE, Reason.PRUNED, why)
+
     def finish_failed(self, reason: Reason, message: str, exit_code: int | None) -> Outcome:
         self._committer.finish(State.FAILED, reason, exit=exit_code)
         return Outcome(Next.LEAVE, reason, message)

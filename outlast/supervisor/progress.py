@@ -33,6 +33,8 @@ class Progress:
     """The last lines of that trainer's stderr."""
     step_sec: float = 0.0
     """Seconds that a step takes; after a notice, the trainer finishes its current step."""
+    greeted: bool = False
+    """Whether a training has begun, so that `total` is what it knows."""
     _stepped_at: tuple[float, int] | None = None
 
     @property
@@ -44,6 +46,7 @@ class Progress:
         """Notes that a training starts; ``total`` is its own number of steps, if known."""
         self.part, self.before = part, before
         self.total = None if total is None else before + total
+        self.greeted = True
 
     def note_warning(self, message: str) -> None:
         """Keeps a warning, each once, and at most WARNINGS_MAX."""

@@ -46,6 +46,7 @@ from outlast.supervisor.notice import Maintenance, Stopping
 from outlast.supervisor.offers import Offers
 from outlast.supervisor.parts import Folders
 from outlast.supervisor.process import Exited
+from outlast.supervisor.rungs import Pruned
 from outlast.supervisor.shutdown import Limit, Outlooks
 from outlast.supervisor.site import Outcome
 from outlast.supervisor.staging import (
@@ -78,6 +79,10 @@ MAINTENANCE_EVERY_SEC = 30.0
 
 AFTER_SEC = 600.0
 """Seconds that a program may keep running after its training is complete."""
+PRUNE_SEC = 600.0
+"""Seconds in which a trial that decided to stop can finish its step and hand over its state."""
+PRUNE_COMMITS = 3
+"""The same as a number of commits, if that takes longer."""
 SECOND_TRAINING = (
     "outlast.train was called a second time in one program, which is one run: its result would be "
     "the first training's alone; make each of its trainings a part of the run (part='a name')"
@@ -183,6 +188,8 @@ class TrainerLoop:
                 self._finished(link, event)
             case Sign():
                 self._stall.note_sign()
+            case Pruned(decision):
+                self._prune(link, decision.why)
             case Staged(fingerprint):
                 self._keep_data(fingerprint)
             case Refused(error):
@@ -401,6 +408,16 @@ class TrainerLoop:
             link.kill("had not begun")  # nothing to hand over
         else:
             self._departure.tell(link)
+
+    def _prune(self, link: Link, why: str) -> None:
+        """Ask the trainer of a trial that decided to stop for its last checkpoint. A machine that
+        stops leaves the end to its successor, which obeys the same decision."""
+        if self._complete is not None or self._departure.leaving is not None:
+            _log.info(f"not stopped any more: {why}")
+            return
+        commits_sec = PRUNE_COMMITS * (self._progress.commit_sec or 0.0)
+        left_sec = min(max(PRUNE_SEC, commits_sec), max(0.0, self._limit.left_sec))
+        self._stop(link, Reason.PRUNED, why, time.monotonic() + left_sec)
 
     def _judge(self, link: Link, now: float) -> None:
         """Decide why the trainer ended without completing. Called when nothing is in flight."""

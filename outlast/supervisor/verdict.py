@@ -72,6 +72,9 @@ class Verdict:
     def _after_stop(self, link: Link, leaving: Leaving) -> Outcome | Pending:
         if leaving.reason is Reason.LIMIT:
             return self._fail(link, Reason.LIMIT, leaving.message)
+        if leaving.reason is Reason.PRUNED:
+            self._work.submit(Job("end", lambda: self._jobs.finish_pruned(leaving.message)))
+            return Pending.JOB
         message = leaving.lost(self._progress.step, self._progress.kept)
         if leaving.reason is Reason.BUDGET:
             stop = lambda: self._jobs.finish_stopped(message, Reason.BUDGET)  # noqa: E731

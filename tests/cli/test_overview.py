@@ -15,7 +15,7 @@ from outlast.base.exits import Reason, State
 from outlast.bucket.head import End, Head
 from outlast.bucket.layout import AttemptEnd, BootRecord, Layout
 from outlast.bucket.store import GcsStore, MemoryStore, Store
-from outlast.cli import experiments, overview, render, status
+from outlast.cli import experiments, overview, render, runs, status
 from outlast.cli.app import cli
 from outlast.cli.errors import OperateError
 from outlast.cli.runs import Place
@@ -39,6 +39,7 @@ def plant(
     state: State = State.OPEN,
     owner: str = "organization/mine/first",
     run: Layout | None = None,
+    why: str = "",
 ) -> Layout:
     """A run whose last attempt works on it, unless it has ended."""
     run = run or layout(experiment)
@@ -56,7 +57,7 @@ def plant(
             )
             store.put(run.attempt_end(term), end.to_json())
     deadline = datetime.now(UTC) + timedelta(days=1)
-    end = End(Reason(state.value), None, 9, None) if state.ended else None
+    end = End(Reason(state.value), None, 9, None, why) if state.ended else None
     head = Head(
         *(owner, 0, 0, attempts, state, end, START, deadline, (), (), 0, 0, None, "n"),
     )
@@ -184,6 +185,31 @@ def test_the_commands_show_them_whole_in_a_pipe(bucket: GcsStore, tmp_path: Path
         *(name, "b")
     ]
     assert "b: run" in outlast("status", "b", "gone", code=64)
+
+
+def test_a_pruned_run_says_by_which_comparison(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "rung 20 of sweep lr: acc 0.5 is worse than 0.9, the last of the best 1 among 2 trials"
+    plant(memory, "trial", state=State.PRUNED, why=why)
+    plant(memory, "other")
+    listed = outlast("list").splitlines()
+    assert listed[0].split()[-1] == "why" and listed[2].endswith(why)
+    assert [one["why"] for one in json.loads(outlast("list", "--json"))] == ["", why]
+    place = Place("trial", memory, layout("trial"))
+    monkeypatch.setattr(runs, "find", lambda *_, **__: place)
+    shown = outlast("status", "trial").splitlines()
+    assert shown[0] == f"trial: run {RUN} is pruned, step 25 of 100"
+    assert shown[1] == f"pruned: {why}"
+    found = json.loads(outlast("status", "trial", "--json"))
+    assert (found["state"], found["reason"], found["why"]) == ("pruned", "pruned", why)
+    watched = outlast("watch", "trial", code=6)
+    assert watched.startswith(f"trial: pruned, step 25 of 100, {why}, loss 0.5")
+    refused = CliRunner().invoke(cli, ["fetch", "trial"])
+    assert refused.exit_code == 1 and str(refused.exception) == (
+        f"trial: the run is pruned at step 9 ({why}) and has no result; outlast fetch --best"
+        " fetches its best checkpoint, and outlast resume continues it"
+    )
 
 
 def test_a_silent_vm_is_never_shown_as_running(

@@ -56,7 +56,7 @@ def test_the_exit_code_says_how_it_ended(store: MemoryStore, state: State, code:
 
 
 def _end(store: MemoryStore, run: Place, state: State) -> None:
-    reasons = {State.FAILED: Reason.USER_FAILED, State.PRUNED: Reason.STOPPED}
+    reasons = {State.FAILED: Reason.USER_FAILED}
     head = read_head(store, run.layout).head
     end = End(reasons.get(state) or Reason(state.value), 0, 100, None)
     store.put(run.layout.head, replace(head, state=state, end=end).to_json())

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,11 @@ from google.cloud import storage
 from google.oauth2.credentials import Credentials
 from google.resumable_media.requests import ResumableUpload
 
+from outlast.base.retry import ONCE
+from outlast.bucket import rungs
+from outlast.bucket.layout import RungValue, SweepLayout
 from outlast.bucket.store import Forbidden, GcsStore, NotFound, Unavailable
+from outlast.spec.sweep_rules import SweepRules
 from tests.localcloud.iam.test_iam import condition, grant, make_account
 from tests.localcloud.local_cloud import PROJECT, LocalCloud, make_bucket
 
@@ -96,6 +101,38 @@ def test_an_absent_object_below_a_condition_is_absent_with_404_and_with_403(
     own_cloud.add_fault("before", {"status": 403}, method="GET", object="^e/HEAD-2$")
     with pytest.raises(Forbidden):
         store.stat("e/HEAD-2")
+    store.close()
+
+
+def test_a_trial_of_a_sweep_creates_its_objects_and_replaces_none(
+    cloud: LocalCloud, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the roles that the components give it."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
+    email, layout = make_account(cloud), SweepLayout("lr")
+    for role in ("objectViewer", "objectCreator"):
+        below = condition(bucket, f"{layout.prefix}/")
+        member = f"serviceAccount:{email}"
+        assert grant(cloud, bucket, f"roles/storage.{role}", member, below).status_code == 200
+    store = GcsStore(bucket, credentials=Credentials(token=f"vm-token-vm-1:{email}"))
+    rules = SweepRules.parse(
+        {"name": "lr", "metric": "acc", "goal": "max", "rule": "halving", "minStep": 10, "eta": 2}
+    )
+    assert rungs.decisions_of(store, layout, "a") == []
+    values = [
+        RungValue(run, 10, 10, number, number, number) for run, number in (("a", 2.0), ("b", 1.0))
+    ]
+    for value in values:
+        assert rungs.record_value(store, layout, value) == value
+    chosen = [str(rungs.decide(store, layout, value, rules).choice) for value in values]
+    assert chosen == ["continue", "stop"]
+    again = replace(values[1], value=9.0)
+    assert rungs.record_value(store, layout, again) == values[1]
+    assert [one.run for one in rungs.decisions_of(store, layout, "b")] == ["b"]
+    with pytest.raises(Forbidden):
+        store.put(layout.value(10, "a"), b"forged")
+    with pytest.raises(Forbidden):
+        rungs.decisions_of(store, SweepLayout("lr-2"), "a", patience=ONCE)
     store.close()
 
 
