@@ -140,7 +140,7 @@ def _arrival(found: Object) -> tuple[object, str]:
 def _value(
     store: Store, layout: SweepLayout, found: Object, patience: Patience
 ) -> RungValue | None:
-    """None, which is logged, for an object that is not a value of its own name."""
+    """None, which is logged, for an object that is not the value that its name says."""
     try:
         value = patience(lambda: read_record(store, found.path, RungValue))
     except Damaged as error:

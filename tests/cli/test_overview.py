@@ -207,7 +207,7 @@ def test_a_pruned_run_says_by_which_comparison(
     assert watched.startswith(f"trial: pruned, step 25 of 100, {why}, loss 0.5")
     refused = CliRunner().invoke(cli, ["fetch", "trial"])
     assert refused.exit_code == 1 and str(refused.exception) == (
-        f"trial: the run is pruned at step 9 ({why}) and has no result; outlast fetch --best"
+        f"trial: the run is pruned at step 0 ({why}) and has no result; outlast fetch --best"
         " fetches its best checkpoint, and outlast resume continues it"
     )
 

@@ -74,7 +74,7 @@ def test_what_is_refused(changes: dict[str, Any], sentence: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"name": "x"', "null"])
-def test_json_that_is_no_setting(text: str) -> None:
+def test_json_that_is_not_a_setting(text: str) -> None:
     with pytest.raises(BadRules, match="sweep-rules .*must be a JSON object"):
         SweepRules.from_json(text)
 

@@ -114,7 +114,7 @@ def test_a_value_that_is_not_finite(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ["high", True, [1.0]])
-def test_a_value_that_is_no_number_is_none_at_all(value: Any) -> None:
+def test_a_value_that_is_not_a_number_does_not_count(value: Any) -> None:
     course = Course(rules())
     (reached,) = course.add(row(5, acc=value))
     assert (reached.measured, course.strange) == (None, value)
@@ -129,7 +129,7 @@ def test_a_part_has_its_own_steps() -> None:
     assert reached.measured == Measured(0.6, 0.6, 0.55)
 
 
-def test_a_slash_in_a_name_is_no_part() -> None:
+def test_a_name_may_have_a_slash_without_parts() -> None:
     course = Course(rules(metric="val/acc"))
     (reached,) = course.add({"step": 5, "val/acc": 0.5})
     assert reached.measured is not None
@@ -298,7 +298,7 @@ def test_between_value_and_decision_only_earlier_arrivals_count(world: World) ->
 
 
 def test_an_average_covers_all_attempts(world: World) -> None:
-    """Rows after the checkpoint are made again, and count once."""
+    """Rows after the checkpoint are repeated, and count once."""
 
     def lost(life: Life) -> int:
         log(life, 1.0, 2.0)

@@ -161,6 +161,6 @@ def test_trials_that_are_killed_end_as_they_would_have_ended(
     }
     assert ends["c"][1] is Reason.PRUNED
     assert "is worse than 0.900055, the last of the best 1 among 3 trials" in ends["c"][2]
-    assert "is worse than 0.500055, the last of the best 2 among 4 trials" in ends["d"][2]
-    # The successor of d obeyed without training: its only later record is the end.
+    assert "is worse than 0.600055, the last of the best 2 among 4 trials" in ends["d"][2]
+    # The successor of d obeyed before anything was trained.
     assert "pruned: rung 10" in trials.machines.serial(5)
