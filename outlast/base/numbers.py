@@ -1,9 +1,10 @@
 """Numbers in JSON: those that are not finite are written as strings, and those from outside have
-bounds.
+bounds. Amounts of money in words.
 """
 
 import math
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Annotated, Any
 
 
@@ -44,3 +45,12 @@ def to_json(value: Any) -> Any:
 def from_json(value: Any) -> Any:
     """Reverses `to_json`."""
     return _WORDS.get(value, value) if isinstance(value, str) else value
+
+
+def dollars(amount: float) -> str:
+    """`$0.0000253`, `$0.0123`, `$1.23`, `$1,234`: about three significant digits."""
+    if amount and abs(amount) < 0.001:
+        return f"${Decimal(f'{amount:.3g}'):f}"
+    if amount and abs(amount) < 0.1:
+        return f"${amount:.4f}"
+    return f"${amount:,.2f}" if abs(amount) < 1000 else f"${amount:,.0f}"

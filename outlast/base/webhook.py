@@ -51,6 +51,12 @@ class Event(StrEnum):
 
 SENT = frozenset(Event) - {Event.RUNNING, Event.INTERRUPTED, Event.PRUNED}
 """Events that the webhook gets; the serial port gets all."""
+_WORDS = {
+    Event.FAILED: "has failed",
+    Event.STOPPED: "has stopped",
+    Event.BUDGET: "has used up its budget",
+}
+"""Where "is" and the event make no sentence."""
 _OF_THE_RUN = frozenset({Event.DONE, Event.FAILED, Event.STOPPED, Event.PRUNED, Event.BUDGET})
 
 
@@ -88,9 +94,8 @@ class Announcement:
         why = f" ({self.reason})" if self.reason not in ("", self.event) else ""
         of = f", attempt {self.attempt}" if self.attempt else ""
         said = f": {self.message}" if self.message else ""
-        return (
-            f"{self.experiment}: run {self.run}{of} is {self.event}{why} at step {self.step}{said}"
-        )
+        how = _WORDS.get(self.event, f"is {self.event}")
+        return f"{self.experiment}: run {self.run}{of} {how}{why} at step {self.step}{said}"
 
     def body(self, now: datetime) -> dict[str, Any]:
         """The message. Slack and its likes read `text` alone."""

@@ -589,9 +589,10 @@ def show_project_costs(found: ProjectCosts) -> None:
         )
     if found.runs:
         console.print(table)
+    count = len(found.runs)
     _line(
         console,
-        f"{len(found.runs)} runs: VMs {found.said}, of which preemptions cost"
+        f"{count} {'run' if count == 1 else 'runs'}: VMs {found.said}, of which preemptions cost"
         f" {pricing.dollars(found.preempted)}; what they keep costs {found.month_said} a month",
     )
     for what in dict.fromkeys(what for run in found.runs for what in run.unknown):

@@ -11,10 +11,10 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from outlast.base.numbers import dollars as dollars
 from outlast.base.scratch_space import cache_home
 
 FILE = Path(__file__).with_name("prices.yaml")
@@ -125,13 +125,9 @@ def dates() -> str:
     return f"{date()} (storage and network of {older})" if older else date()
 
 
-def dollars(amount: float) -> str:
-    """`$0.0000253`, `$0.0123`, `$1.23`, `$1,234`: about three significant digits."""
-    if amount and abs(amount) < 0.001:
-        return f"${Decimal(f'{amount:.3g}'):f}"
-    if amount and abs(amount) < 0.1:
-        return f"${amount:.4f}"
-    return f"${amount:,.2f}" if abs(amount) < 1000 else f"${amount:,.0f}"
+def duration(hours: float) -> str:
+    """`9.4 h`, or minutes below an hour."""
+    return f"{hours:,.1f} h" if hours >= 1 else f"{hours * 60:.1f} min"
 
 
 def region_of(zone: str) -> str:

@@ -58,14 +58,14 @@ class Announcements:
         reason = head.end.reason if head.end else ""
         self._say(_EVENTS[head.state], head.state, reason=reason, step=head.step, message=message)
 
-    def lost(self, store: Store, term: int) -> None:
-        """Says so if an earlier attempt left no record of its end. Never raises: its successor
-        matters more."""
+    def lost(self, store: Store, term: int, restored: int) -> None:
+        """Says so if an earlier attempt left no record of its end. `restored`: the step from which
+        its successor continues. Never raises: the successor matters more."""
         with contextlib.suppress(StoreError):
             path = self._layout
             if read_record(store, path.attempt_end(term), AttemptEnd) is None:
                 heartbeat = read_record(store, path.heartbeat(term), Heartbeat)
-                step = heartbeat.step if heartbeat else 0
+                step = max(restored, heartbeat.step if heartbeat else 0)
                 message = "its VM left no record of its end; the next attempt has begun"
                 self._say(Event.LOST, State.OPEN, Reason.VM_LOST, term, step, message)
 

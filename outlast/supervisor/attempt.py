@@ -95,7 +95,7 @@ class Attempt:
         self._preparation.record_start(restored)
         announcements = Announcements(self.spec, self.head_file.layout, self.site)
         if self.term > 1:
-            announcements.lost(self.head_file.store, self.term - 1)
+            announcements.lost(self.head_file.store, self.term - 1, self.progress.step)
         announcements.began(self.term, self.progress.step)
         return self._obey() or self._preparation.affordable()
 

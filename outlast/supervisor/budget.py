@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
+from outlast.base.numbers import dollars
 from outlast.bucket import history, uptime
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.store import Damaged
@@ -55,8 +56,8 @@ class Budget:
         left = timedelta(hours=max(self._dollars - before, 0.0) / hour)
         self.deadline = began + left
         self.bought_sec = self._dollars / hour * 3600
-        said = f"budget of ${self._dollars:,.2f}: earlier VMs cost ${before:,.2f}"
-        _log.info(f"{said}, this one costs ${hour:,.4f} an hour")
+        said = f"budget of {dollars(self._dollars)}: earlier VMs cost {dollars(before)}"
+        _log.info(f"{said}, this one costs {dollars(hour)} an hour")
         if store.now() < self.deadline:
             return ""
         return (
@@ -68,7 +69,7 @@ class Budget:
     def message(self) -> str:
         """Why the run stops."""
         return (
-            f"the run's budget of ${self._dollars:,.2f} is used up; raise outlast:budgetDollars,"
+            f"the run's budget of {dollars(self._dollars)} is used up; raise outlast:budgetDollars,"
             " and outlast resume continues it"
         )
 
@@ -76,7 +77,7 @@ class Budget:
         found = _price(self._prices, self._machine.machine_type)
         if found is None:
             raise Damaged(
-                f"budget of ${self._dollars:,.2f}: no price of machine type"
+                f"budget of {dollars(self._dollars)}: no price of machine type"
                 f" {self._machine.machine_type} was pinned; run outlast up again"
             )
         return found

@@ -270,7 +270,7 @@ def test_a_projects_runs_are_added_up(world, monkeypatch, capsys):
     # What could not be read is said, and the sum is a lower bound.
     assert answer.exit_code == 1 and len(document["unread"]) == 1
     answer = CliRunner().invoke(cli, ["costs", "--all"])
-    assert "1 runs: VMs at least $0.12, of which preemptions cost $0.0115" in answer.stdout
+    assert "1 run: VMs at least $0.12, of which preemptions cost $0.0115" in answer.stdout
 
 
 @pytest.mark.parametrize("words", [[], ["dev", "--all"], ["--all", "--refresh-prices"]])

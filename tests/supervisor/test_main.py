@@ -2,6 +2,7 @@
 
 import fcntl
 import io
+import json
 import os
 import signal
 import subprocess
@@ -129,6 +130,11 @@ class Machines:
     def serial(self, index: int) -> str:
         return (self.root(index) / "dev/ttyS0").read_text()
 
+    def events(self, index: int) -> list[str]:
+        """Those of the lines of JSON on the serial port."""
+        lines = [line for line in self.serial(index).splitlines() if line.startswith("{")]
+        return [json.loads(line)["outlastEvent"] for line in lines]
+
     def is_off(self, index: int) -> bool:
         return (self.root(index) / "off").exists()
 
@@ -226,6 +232,8 @@ def test_a_run_is_killed_interrupted_and_finished(machines: Machines) -> None:
     # A cut takes what was in LOG_DIR since its last upload; a stop and the end take nothing.
     kept = [machines.logs_of(term) for term in (1, 2, 3)]
     assert kept == [{}, {f"run-{LAYOUT.run}": "14"}, {f"run-{LAYOUT.run}": "20"}]
+    events = [machines.events(vm) for vm in range(3)]
+    assert events == [["running"], ["lost", "running", "interrupted"], ["running", "done"]]
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,8 @@ class StackCost:
         if not self.sum.items:
             return "nothing"
         if self.budget and self.worst == self.budget:
-            hours = self.budget / self.most.hour
-            return f"{pricing.dollars(self.budget)} ({hours:.1f} h, its budget)"
+            lasts = pricing.duration(self.budget / self.most.hour)
+            return f"{pricing.dollars(self.budget)} ({lasts}, its budget)"
         return f"{self.most.said(self.hours)} ({self.hours:.1f} h, {self.until})"
 
     def as_json(self) -> dict[str, Any]:

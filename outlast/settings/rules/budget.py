@@ -36,5 +36,6 @@ def check_budget(
     return (
         f"{key}: an hour of its VM costs {pricing.dollars(hour)} (list prices of {pricing.date()}),"
         f" so that in the worst case its VMs cost {pricing.dollars(hour * hours)}, after"
-        f" {hours:,.1f} h by {until}; requests, storage and traffic are not part of the budget"
+        f" {pricing.duration(hours)} by {until}; requests, storage and traffic are not part of the"
+        " budget"
     )
