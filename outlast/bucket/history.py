@@ -1,4 +1,4 @@
-"""Reads a run's history from its records: its state, its attempts, its goodput."""
+"""Reads a run's history from its records: its state and its attempts."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -88,6 +88,8 @@ class Attempt:
     seen: datetime | None = None
     """Its last sign of life: its heartbeat, or else its start."""
     limits: Limits = Limits()
+    staged_sec: float = 0.0
+    """Seconds that its trainer waited for data; 0 if it left no end."""
 
     @property
     def steps(self) -> int:
@@ -158,25 +160,6 @@ class History:
     @property
     def steps_lost(self) -> int:
         return sum(attempt.lost for attempt in self.attempts)
-
-    def goodput(self) -> float | None:
-        """Goodput: kept step-seconds divided by wall seconds, from the first boot to the end; None
-        while open.
-
-        An attempt's step-seconds are the seconds from its start record to its end (or last
-        heartbeat), times the share of its steps that the final lineage contains (as ml-goodput
-        defines it).
-        """
-        ends = [attempt.end for attempt in self.attempts if attempt.end]
-        if self.head.state is State.OPEN or not ends or self.first_boot is None:
-            return None
-        kept = 0.0
-        for attempt in self.attempts:
-            if attempt.end and attempt.steps:
-                share = (attempt.steps - attempt.lost) / attempt.steps
-                kept += (attempt.end - attempt.start).total_seconds() * share
-        wall = (max(ends) - self.first_boot).total_seconds()
-        return kept / wall if wall > 0 else None
 
 
 def read(store: Store, layout: Layout) -> History | None:
@@ -317,6 +300,7 @@ def _attempts(head: Head, records: blocks.Records) -> Iterator[Attempt]:
             own_user=_own_user(start),
             seen=(heartbeat_found or started).updated,
             limits=Limits.of(start),
+            staged_sec=end.staged_sec if end else 0.0,
         )
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outlast.base.exits import Reason, State
-from outlast.bucket import history
+from outlast.bucket import goodput, history
 from outlast.bucket.head import Checkpoint, End, Head, Lineage
 from outlast.bucket.layout import AttemptEnd, Layout
 from outlast.bucket.store import MemoryStore
@@ -114,7 +114,7 @@ def test_an_attempt_without_an_end_reads_as_lost_at_its_last_heartbeat_and_its_l
     assert (second.reason, second.end, second.from_step, second.lost) == (None, None, 25, 0)
     assert book.total == 100
     assert book.rows == ({"step": 26, "loss": 0.5},)
-    assert book.goodput() is None  # open
+    assert goodput.of(book) is None  # open
 
 
 def test_an_attempt_that_ended_with_a_notice_lost_nothing(store):
@@ -140,16 +140,3 @@ def test_the_last_attempt_lost_what_a_resume_would_do_again(store, state, lost):
     assert book is not None
     (last,) = book.attempts
     assert (last.step, last.lost) == (30, lost)
-
-
-def test_goodput_is_kept_step_seconds_over_the_time_from_first_boot_to_end(store):
-    store.put(LAYOUT.boot("1", "b1"), b"{}")  # the first boot, at 0 s
-    put_start(store, 1, 10, 0)
-    put_end(store, 1, 50, 40, Reason.PREEMPTED)  # 40 s for 40 steps, of which 10 are lost
-    put_start(store, 2, 60, 30)
-    put_end(store, 2, 100, 100, Reason.DONE)
-    store.put(LAYOUT.head, head(2, State.DONE).to_json())
-    book = history.read(store, LAYOUT)
-    assert book is not None
-    assert book.steps_lost == 10
-    assert book.goodput() == pytest.approx((40 * 30 / 40 + 40) / 100)

@@ -26,7 +26,7 @@ from outlast import notebook, protocol
 from outlast.base.codec import Record
 from outlast.base.exits import Reason, State
 from outlast.base.retry import Limits, Patience
-from outlast.bucket import blocks, data, history, pages, restore, rows
+from outlast.bucket import blocks, data, goodput, history, pages, restore, rows
 from outlast.bucket.errors import CommitError, RestoreError
 from outlast.bucket.head import (
     Checkpoint,
@@ -305,7 +305,7 @@ def _run(work: Path) -> Target:
         found = read_head(store, LAYOUT).head
         read_back = history.read(store, LAYOUT)
         assert read_back is not None and isinstance(read_back.step, int)
-        read_back.goodput(), [attempt.as_json() for attempt in read_back.attempts]
+        goodput.of(read_back), [attempt.as_json() for attempt in read_back.attempts]
         history.read_boots(store, LAYOUT)
         rows.read_rows(store, LAYOUT, found)
         return found

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-from outlast.bucket import history
+from outlast.bucket import goodput, history
 from outlast.bucket.head import Head
 from outlast.bucket.history import History
 from outlast.bucket.layout import Layout
@@ -418,13 +418,18 @@ class Rehearsal:
             ending=str(seen.run.ending),
             digest=seen.run.result.digest,
             metrics=seen.run.result.last_metrics(),
-            goodput=seen.run.history.goodput() if seen.run.history else None,
-            goodput_baseline=baseline.goodput() if baseline else None,
+            goodput=_goodput(seen.run.history),
+            goodput_baseline=_goodput(baseline),
             attempts=seen.run.attempts,
             baseline_attempts=seen.baseline.attempts if seen.baseline else (),
             faults=tuple(seen.faults),
             parts=seen.run.parts,
         )
+
+
+def _goodput(book: History | None) -> float | None:
+    found = goodput.of(book) if book else None
+    return found.share if found else None
 
 
 def _event(entry: Mapping[str, Any]) -> str:
