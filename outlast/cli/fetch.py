@@ -1,4 +1,5 @@
-"""Fetches a run's result, or its best checkpoint, into a folder with a stable path.
+"""Fetches a run's result, or its best checkpoint, into a folder with a stable path, and writes
+files from its rows beside it (`exports`).
 
 Every file is verified against the run's own list before it gets its name, and an interrupted fetch
 continues where it stopped.
@@ -7,10 +8,10 @@ continues where it stopped.
 import contextlib
 import re
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outlast.base.names import check_object_name
 from outlast.base.retry import BRIEF
@@ -20,6 +21,9 @@ from outlast.bucket.restore import Reader
 from outlast.bucket.results import complete_result
 from outlast.cli.errors import OperateError, reading
 from outlast.cli.runs import OpenedRun, Place
+
+if TYPE_CHECKING:
+    from outlast.cli.exports.extras import Extra
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
@@ -34,6 +38,10 @@ class Fetched:
     files: tuple[str, ...]
     step: int | None
     """Of the checkpoint; None for a result."""
+    written: tuple[str, ...] = ()
+    """Files that were made from the rows."""
+    without: str = ""
+    """Why there is no result beside them."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -42,16 +50,38 @@ class Fetched:
             "path": str(self.path),
             "files": list(self.files),
             "step": self.step,
+            "written": list(self.written),
+            "without": self.without,
         }
 
 
-def fetch(place: Place, into: Path, *, part: str | None = None, best: bool = False) -> Fetched:
-    """Fetches the result of a finished run or part, or the best checkpoint so far.
+def fetch(
+    place: Place,
+    into: Path,
+    *,
+    part: str | None = None,
+    best: bool = False,
+    extras: "Collection[Extra]" = (),
+) -> Fetched:
+    """Fetches the result of a finished run or part, or the best checkpoint so far, and writes the
+    extras, which a run without a result has too.
 
     Returns `into/<experiment>/<run>`, for a part with its name, and for a checkpoint with
     `best-step-<step>`. Raises OperateError if there is none, it is damaged, or a file there has
     other bytes.
     """
+    found = _fetch(place, into, part, best, without_result=bool(extras))
+    if not extras:
+        return found
+    from outlast.cli.exports import extras as exports
+
+    written = exports.write(place, found.path, extras, part=part, taken=found.files)
+    return replace(found, written=tuple(written))
+
+
+def _fetch(
+    place: Place, into: Path, part: str | None, best: bool, *, without_result: bool
+) -> Fetched:
     experiment, run = names(place)
     folder = into / experiment / run
     if part is not None:
@@ -61,7 +91,12 @@ def fetch(place: Place, into: Path, *, part: str | None = None, best: bool = Fal
         with reading(place.name):
             if best:
                 return _best(place, opened, part, folder, experiment, run)
-            result = opened.named_result(part)
+            try:
+                result = opened.named_result(part)
+            except OperateError as error:
+                if not without_result:
+                    raise
+                return Fetched(experiment, run, folder, (), None, without=str(error))
             manifest = complete_result(place.store, result, folder)
     except FileExistsError as error:
         raise OperateError(f"{error}; move it away, or fetch --into another folder") from None

@@ -56,14 +56,26 @@ class Reader:
 
     def text(self) -> Iterator[str]:
         """What has come since the last call. Raises OperateError."""
-        prefix = self._place.layout.attempt(self.term)
         with reading(self._place.name):
-            names = [item.path for item in self._place.store.list(f"{prefix}log/")]
-            found = {int(match[1]): name for name in names if (match := self._piece(name))}
+            found = self._pieces()
             for index in sorted(index for index in found if index > self._after):
                 data = self._place.store.get(found[index])[0]
                 self._after = index
                 yield self._decoder.decode(data)
+
+    def tail(self) -> str:
+        """The end of the output: its last two pieces, which may begin in mid-line. Raises
+        OperateError.
+        """
+        with reading(self._place.name):
+            found = self._pieces()
+            data = [self._place.store.get(found[index])[0] for index in sorted(found)[-2:]]
+        return b"".join(data).decode(errors="replace")
+
+    def _pieces(self) -> dict[int, str]:
+        prefix = self._place.layout.attempt(self.term)
+        names = [item.path for item in self._place.store.list(f"{prefix}log/")]
+        return {int(match[1]): name for name in names if (match := self._piece(name))}
 
     def _piece(self, path: str) -> re.Match[str] | None:
         return _PIECE.fullmatch(path.removeprefix(self._place.layout.attempt(self.term)))

@@ -21,9 +21,19 @@ into_folder = click.option(
 @into_folder
 @click.option("--best", is_flag=True, help="The best checkpoint so far, instead of the result.")
 @click.option("--part", metavar="NAME", help="Of one part of a run with parts.")
+@click.option("--curves", is_flag=True, help="Also draw training_curves.png.")
+@click.option("--notebook", is_flag=True, help="Also write curves.ipynb, and its rows.jsonl.")
+@click.option("--tensorboard", is_flag=True, help="Also write a folder for TensorBoard.")
 @click.option("--json", "as_json", is_flag=True, help="Print paths and files as JSON.")
 def fetch(
-    experiments: tuple[str, ...], into: Path, best: bool, part: str | None, as_json: bool
+    experiments: tuple[str, ...],
+    into: Path,
+    best: bool,
+    part: str | None,
+    curves: bool,
+    notebook: bool,
+    tensorboard: bool,
+    as_json: bool,
 ) -> None:
     """Fetch results into results/EXPERIMENT/RUN, and print these folders.
 
@@ -31,17 +41,28 @@ def fetch(
     again; a file with other bytes is never replaced. EXPERIMENT may also be a run's folder or gs://
     path. Exit code 1: the result is missing, or cannot be read or written.
 
+    --curves, --notebook and --tensorboard write what the run logged, each step once, also of a run
+    that still trains. --curves needs matplotlib: pip install 'outlast[curves]'.
+
     \b
     outlast wait first && outlast fetch first
     outlast fetch first --best
+    outlast fetch first --curves --tensorboard && tensorboard --logdir results/first
     """
     from outlast.cli import fetch as fetching
     from outlast.cli import runs
+    from outlast.cli.exports.extras import Extra
+
+    wanted = {Extra.CURVES: curves, Extra.NOTEBOOK: notebook, Extra.TENSORBOARD: tensorboard}
+    extras = [extra for extra, is_wanted in wanted.items() if is_wanted]
 
     found = []
     for experiment in experiments:
-        one = fetching.fetch(runs.find(experiment), into, part=part, best=best)
+        place = runs.find(experiment)
+        one = fetching.fetch(place, into, part=part, best=best, extras=extras)
         found.append(one.as_json())
+        if one.without:
+            say(f"outlast: {one.without}", err=True)
         if not as_json:
             say(str(one.path))
     if as_json:

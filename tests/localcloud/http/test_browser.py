@@ -7,47 +7,22 @@ browser itself holds back is distinguished from what the cloud refuses.
 
 import base64
 import json
-import os
-import shutil
-import signal
-import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.browser import browser, needs_browser, served
 from tests.localcloud.local_cloud import PROJECT, LocalCloud, make_bucket
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "chrome-headless-shell")
-
-
-def _runs(path: str) -> bool:
-    """Some systems have only a stub that asks for another kind of package."""
-    with suppress(OSError, subprocess.TimeoutExpired):
-        return not subprocess.run([path, "--version"], capture_output=True, timeout=60).returncode
-    return False
-
-
-BROWSER = next((found for name in BROWSERS if (found := shutil.which(name)) and _runs(found)), None)
-pytestmark = [
-    pytest.mark.skipif(
-        BROWSER is None, reason=f"no Chromium that runs: none of {', '.join(BROWSERS)}; install one"
-    ),
-    pytest.mark.timeout(400),
-]
+pytestmark = [needs_browser, pytest.mark.timeout(400)]
 
 PAGE_SEC = 150.0
 EVIL = "evil.example"
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    *("--disable-dev-shm-usage", f"--host-resolver-rules=MAP {EVIL} 127.0.0.1"),
-)
+RESOLVES_EVIL = f"--host-resolver-rules=MAP {EVIL} 127.0.0.1"
 VMS = f"/compute/v1/projects/{PROJECT}/zones/europe-west4-a/instances"
 SECRETS = f"/secretmanager/v1/projects/{PROJECT}/secrets"
 SECRET = f"{SECRETS}/git/versions/latest:access"
@@ -126,38 +101,6 @@ class Site:
     """Method, path and body of what the witness got."""
 
 
-@contextmanager
-def served(answer: Any) -> Iterator[int]:
-    """A server on loopback that answers everything with (type, body) of `answer(method, path,
-    body)`; gives its port."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            kind, data = answer(self.command, self.path, body.decode(errors="replace"))
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(data)))
-            for what in ("Origin", "Methods", "Headers"):
-                self.send_header(f"Access-Control-Allow-{what}", "*")
-            self.end_headers()
-            self.wfile.write(data)
-
-        do_POST = do_DELETE = do_OPTIONS = do_GET
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield server.server_address[1]
-        server.shutdown()
-        thread.join()
-
-
 @pytest.fixture
 def cloud(tmp_path: Path) -> Iterator[LocalCloud]:
     """A cloud with a secret and a bucket, whose VMs have no processes."""
@@ -186,27 +129,6 @@ def vm_body(name: str) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def browser(folder: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """Chromium with a new profile; every process of it has ended afterwards."""
-    assert BROWSER
-    process = subprocess.Popen(
-        [BROWSER, *FLAGS, f"--user-data-dir={folder}", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "HOME": str(folder)},
-    )
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
 def visit(tmp_path: Path, targets: dict[str, str]) -> Site:
     """Opens the attacker's page, which sends its requests to each target and to the witness."""
     site = Site()
@@ -229,7 +151,7 @@ def visit(tmp_path: Path, targets: dict[str, str]) -> Site:
             .replace("VMS", VMS)
             .replace("SECRET", SECRET)
         )
-        with browser(tmp_path / "profile", f"http://{EVIL}:{page_port}/"):
+        with browser(tmp_path / "profile", RESOLVES_EVIL, f"http://{EVIL}:{page_port}/"):
             assert site.done.wait(PAGE_SEC), f"the page did not come to its end: {site.seen}"
     return site
 
@@ -270,7 +192,7 @@ def test_a_rebound_name_reads_nothing(cloud: LocalCloud, tmp_path: Path, path: s
     shown = {}
     for host in (EVIL, "127.0.0.1"):
         url = f"http://{host}:{port}{path}"
-        with browser(tmp_path / host, "--dump-dom", url) as process:
+        with browser(tmp_path / host, RESOLVES_EVIL, "--dump-dom", url) as process:
             shown[host] = process.communicate(timeout=PAGE_SEC)[0]
     assert "must be 127.0.0.1:" in shown[EVIL] and f"{EVIL}:{port}" in shown[EVIL]
     assert VALUE not in shown[EVIL] and "page-bucket" not in shown[EVIL]
