@@ -13,10 +13,11 @@
 # Environment: lib.sh lists it; PIP_* reaches pip if the image has no interpreter baked in.
 #
 # A failure powers the VM off, so that its group tries again. If the next boot would fail too, the VM
-# leaves the group first: after MAX_NO_PROGRESS boots in a row without an attempt, for the same resume
-# and placement; if the bucket still refuses after the `iam_propagation` wait; if the bucket or the
-# metadata server gives no answer for `silence`; or if the metadata is incomplete. A VM that gets no
-# token for its group can only power off. The supervisor ends only to end the machine, or by a crash, so the VM powers off after
+# leaves the group first: if the metadata, the bundle or the image is at fault; if the bucket still
+# refuses after the `iam_propagation` wait; if the bucket or the metadata server gives no answer for
+# `silence`; and after MAX_NO_PROGRESS boots in a row without an attempt, for the same resume and
+# placement, or before one more would exceed FAILED_BOOTS_SEC. A VM that gets no token for its group can
+# only power off. The supervisor ends only to end the machine, or by a crash, so the VM powers off after
 # it with any exit code.
 #
 # Exit codes: 0 the supervisor runs (systemd) or is done; 75 stopped by a signal before it ran; 1 or
@@ -45,6 +46,9 @@ systemd-networkd.service systemd-resolved.service networking.service NetworkMana
 # Tenths of a second for the calls that report the end of a boot; less if IAM_PROPAGATION is shorter.
 readonly LAST_WORDS_TENTHS=300
 
+# Seconds that boots in a row without an attempt may take in all: they train nothing and are billed.
+readonly FAILED_BOOTS_SEC=1200
+
 # Set by boot::read_metadata.
 RESUME=""
 PLACEMENT=""
@@ -60,9 +64,6 @@ BOOT_RECORD=""
 # Set by later steps.
 PYTHON=""
 
-# The reason that every VM of this template would fail; empty if another one may succeed.
-HOPELESS=""
-
 # Set before an intended exit; any other exit is a failed boot.
 SETTLED=""
 
@@ -74,7 +75,7 @@ boot::check_tools() {
     command -v "$tool" >/dev/null || missing+=("$tool")
   done
   if ((${#missing[@]} > 0)); then
-    log::error "$CURRENT_STEP" "${missing[*]}: missing; choose an image that has them"
+    step::never "${missing[*]}: missing; choose an image that has them"
     return 1
   fi
 }
@@ -86,8 +87,7 @@ boot::read_metadata() {
     "${keys[@]/#/attributes/outlast-}" attributes/outlast-timeouts attributes/outlast-health \
     attributes/outlast-delivery \
     network-interfaces/0/ip || {
-    log::error "$CURRENT_STEP" "the metadata server gives no complete answer"
-    HOPELESS="$LAST_ERROR"
+    step::never "the metadata server gives no complete answer"
     return 1
   }
   metadata::require id name zone "${keys[@]/#/attributes/outlast-}" || {
@@ -113,8 +113,7 @@ boot::read_metadata() {
 # boot::check_count KEY VALUE
 boot::check_count() {
   if [[ ! $2 =~ ^(0|[1-9][0-9]{0,8})$ ]]; then
-    log::error "$CURRENT_STEP" "metadata key $1 is '$2': must be a whole number, 0 or more"
-    HOPELESS="$LAST_ERROR"
+    step::never "metadata key $1 is '$2': must be a whole number, 0 or more"
     return 1
   fi
 }
@@ -133,8 +132,7 @@ boot::record() {
 boot::fetch_bundle() {
   local wanted="$BUNDLE_SHA256" where="bundle gs://$BUCKET/$BUNDLE_NAME" found work baked=""
   if [[ ! $wanted =~ ^[0-9a-f]{64}$ ]]; then
-    log::error "$CURRENT_STEP" "metadata key outlast-bundle-sha256 is '$wanted': must be 64" \
-      "hexadecimal digits"
+    step::never "metadata key outlast-bundle-sha256 is '$wanted': must be 64 hexadecimal digits"
     return 1
   fi
   BUNDLE_DIR="$STATE_DIR/bundle/$wanted"
@@ -149,7 +147,7 @@ boot::fetch_bundle() {
     baked="$ROOT/opt/outlast/bundles/$wanted.zip"
     where="bundle /opt/outlast/bundles/$wanted.zip"
     if [[ ! -f $baked ]]; then
-      log::error "$CURRENT_STEP" "$where: is not in the image; bake one of this checkout, or set" \
+      step::never "$where: is not in the image; bake one of this checkout, or set" \
         "outlast:delivery to bucket"
       return 1
     fi
@@ -157,19 +155,32 @@ boot::fetch_bundle() {
   else
     http::persist "$where" gcs::get "$BUCKET" "$BUNDLE_NAME" "$work/bundle.zip" || return
   fi
-  found="$(sha256sum <"$work/bundle.zip")" || return
-  found="${found%% *}"
+  found="$(boot::sha256 "$work/bundle.zip")" || return
+  if [[ $found != "$wanted" && -z $baked ]]; then # once more, as it may have been damaged on its way
+    http::persist "$where" gcs::get "$BUCKET" "$BUNDLE_NAME" "$work/bundle.zip" || return
+    found="$(boot::sha256 "$work/bundle.zip")" || return
+  fi
   if [[ $found != "$wanted" ]]; then
-    log::error "$CURRENT_STEP" "$where: sha256 is $found, must be $wanted as the template says;" \
+    step::never "$where: sha256 is $found, must be $wanted as the template says;" \
       "${baked:+bake the image again, or }run pulumi up again"
     return 1
   fi
   # -I ignores the current folder.
   if ! "$BASE_PYTHON" -I -m zipfile -e "$work/bundle.zip" "$work/bundle" >&2; then
-    log::error "$CURRENT_STEP" "$where: is not a zip file"
+    if "$BASE_PYTHON" -I -m zipfile -t "$work/bundle.zip" >/dev/null 2>&1; then
+      log::error "$CURRENT_STEP" "$where: could not be unpacked"
+    else
+      step::never "$where: is not a zip file"
+    fi
     return 1
   fi
   mv -T "$work/bundle" "$BUNDLE_DIR" && rm -rf "$work"
+}
+
+boot::sha256() {
+  local found
+  found="$(sha256sum <"$1")" || return
+  printf '%s' "${found%% *}"
 }
 
 # boot::start_health: starts the process that answers the platform's health checks, before anything
@@ -297,11 +308,13 @@ boot::supervise() {
 }
 
 # boot::judge_crash RC: handles an unexpected end of the supervisor. If this boot has an attempt, its
-# records say how it ended, and the next VM resumes. If not, the boot has failed.
+# records say how it ended, and the next VM resumes. If not, the boot has failed. Every VM of this
+# template would meet what EXIT_USAGE stands for, and a module that is missing.
 boot::judge_crash() {
-  local message="the supervisor ended unexpectedly with status $1"
+  local message="the supervisor ended unexpectedly with status $1" last
+  last="$(tail -n 1 "$STEP_LOG")"
   CURRENT_STEP=supervisor
-  log::error supervisor "$message: $(tail -n 1 "$STEP_LOG")"
+  log::error supervisor "$message: $last"
   boot::give_last_words
   if [[ -z $BOOT_RECORD ]]; then
     boot::read_metadata || return 0
@@ -312,6 +325,9 @@ boot::judge_crash() {
   elif grep -qxF "$BOOT_RECORD" "$RUN_DIR/unattempted"; then
     boot::record_end "$REASON_SETUP_FAILED" "$1" "$message"
     boot::count_unattempted
+  fi
+  if [[ $1 == "$EXIT_USAGE" || $last =~ ^(ModuleNotFound|Import)Error: ]]; then
+    HOPELESS="$last"
   fi
   boot::leave_if_hopeless
 }
@@ -364,14 +380,40 @@ boots::find_unattempted() {
   rm -rf "$RUN_DIR/boots"
 }
 
-# boot::count_unattempted: sets HOPELESS if boots::find_unattempted found too many boots in a row.
+# boot::count_unattempted: sets HOPELESS if boots::find_unattempted found too many boots in a row, or if
+# one more like this one would take them beyond FAILED_BOOTS_SEC.
 boot::count_unattempted() {
-  local count
+  local count spent
   count="$(wc -l <"$RUN_DIR/unattempted")"
+  spent=$(($(boots::spent) + SECONDS))
   log::warn "$CURRENT_STEP" "boot $count in a row without an attempt; $MAX_NO_PROGRESS leave the group"
   if ((count >= MAX_NO_PROGRESS)); then
     HOPELESS="$count boots in a row without an attempt"
+  elif ((spent + SECONDS > FAILED_BOOTS_SEC)); then
+    HOPELESS="boots in a row without an attempt: $count, which took $spent s"
   fi
+}
+
+# boots::spent: prints the seconds that the boots in RUN_DIR/unattempted took, without this one, by the
+# server's times of their first and last records.
+boots::spent() {
+  awk -F '\t' -v own="$BOOT_RECORD" '
+    function seconds(time,  year, month) {
+      year = substr(time, 1, 4)
+      month = substr(time, 6, 2) + 0
+      if (month < 3) { year--; month += 12 }
+      return 86400 * (365 * year + int(year / 4) - int(year / 100) + int(year / 400) \
+        + int((153 * (month - 3) + 2) / 5) + substr(time, 9, 2)) \
+        + 3600 * substr(time, 12, 2) + 60 * substr(time, 15, 2) + substr(time, 18, 2)
+    }
+    FNR == NR { created[$1] = $2; next }
+    $1 != own {
+      end = $1
+      sub(/\.json$/, ".end.json", end)
+      if (end in created) sum += seconds(created[end]) - seconds(created[$1])
+    }
+    END { printf "%d", sum }
+  ' "$RUN_DIR/list" "$RUN_DIR/unattempted"
 }
 
 # boot::judge_uncounted: sets HOPELESS if the bucket refuses what counting needs, for example because
@@ -474,7 +516,7 @@ boot::run() {
     : >"$RUN_DIR/scratch"
   fi
   system::use_scratch
-  SILENT_UNTIL=$(($(time::tenths) + SILENCE))
+  silence::begin
   # A boot of a machine that is stopping has not failed.
   trap 'SETTLED=1; exit "$EXIT_INTERRUPTED"' TERM INT
   rm -f "$RUN_DIR/ready" "$RUN_DIR/authorization"

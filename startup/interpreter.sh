@@ -31,8 +31,8 @@ python::find() {
     fi
     found+="$("$candidate" --version 2>&1 || true), "
   done
-  log::error "$CURRENT_STEP" "python3: ${found:-missing, }must be 3.11 to 3.13; choose an" \
-    "image with Python 3.11 to 3.13"
+  step::never "python3: ${found:-missing, }must be 3.11 to 3.13; choose an image with Python" \
+    "3.11 to 3.13"
   return 1
 }
 
@@ -49,7 +49,7 @@ python::make_environment() {
   pip+=(--requirement "$requirements")
   local offline=("$python" -m pip install "${pip[@]}" --no-index --find-links "$wheels")
   wanted="$(sha256sum <"$requirements")" || {
-    log::error "$CURRENT_STEP" "requirements/$file: not in the bundle; run pulumi up again"
+    step::never "requirements/$file: not in the bundle; run pulumi up again"
     return 1
   }
   if [[ -x $python && -e $venv/.complete && "$(<"$venv/.complete")" == "${wanted%% *}" ]]; then

@@ -30,6 +30,9 @@ readonly STATE_DIR="$ROOT/var/lib/outlast"
 readonly RUN_DIR="$ROOT/run/outlast"
 readonly LOG_DIR="$ROOT/var/log/outlast"
 readonly LOG_FILE="$LOG_DIR/boot.log"
+# When the silence of storage or of the metadata server began that this disk's boots still meet, in
+# tenths of a second; absent after an answer of storage.
+readonly SILENT_FILE="$STATE_DIR/silent-since"
 readonly SERIAL_PORT="$ROOT/dev/ttyS0"
 
 # Touched at each progress of this VM; exists only with health checks.
@@ -51,6 +54,10 @@ HTTP_STATUS=000
 # The call that the bucket still refuses after the `iam_propagation` wait, or has not answered for
 # `silence`; set by http::persist.
 GIVEN_UP=""
+
+# The reason that every VM of this template would fail; empty if another one may succeed. Set by
+# step::never; the builder of an image, which has no successor, does not read it.
+HOPELESS=""
 
 # The last error that was logged; the boot's end record contains it.
 LAST_ERROR=""
@@ -145,6 +152,12 @@ step::run() {
   return "$rc"
 }
 
+# step::never MESSAGE...: logs the error of a step that would fail on every VM of this template.
+step::never() {
+  log::error "$CURRENT_STEP" "$@"
+  HOPELESS="$LAST_ERROR"
+}
+
 # retry::run TRIES COMMAND...: repeats a command until it succeeds, with growing waits; returns the last
 # status.
 retry::run() {
@@ -164,6 +177,32 @@ retry::run() {
   done
 }
 
+# silence::begin: sets SILENT_UNTIL. A silence that an earlier boot of this disk met counts from its
+# begin.
+silence::begin() {
+  local now since=""
+  now="$(time::tenths)"
+  if [[ -s $SILENT_FILE ]]; then
+    since="$(<"$SILENT_FILE")"
+  fi
+  if [[ ! $since =~ ^[0-9]{1,15}$ ]] || ((since > now)); then
+    since="$now"
+  fi
+  SILENT_UNTIL=$((since + SILENCE))
+}
+
+# silence::note: notes when a silence has begun.
+silence::note() {
+  if [[ -z $LAST_WORDS && ! -e $SILENT_FILE && -d $STATE_DIR ]]; then
+    time::tenths >"$SILENT_FILE" || true
+  fi
+}
+
+silence::over() {
+  rm -f "$SILENT_FILE"
+  SILENT_UNTIL=$(($(time::tenths) + SILENCE))
+}
+
 # retry::until_answered COMMAND...: repeats a command until it succeeds or returns STATUS_ABSENT, at most
 # until SILENT_UNTIL; returns the last status.
 retry::until_answered() {
@@ -172,7 +211,11 @@ retry::until_answered() {
   while :; do
     rc=0
     "$@" || rc=$?
-    if ((rc == 0 || rc == STATUS_ABSENT || $(time::tenths) >= SILENT_UNTIL)); then
+    if ((rc == 0 || rc == STATUS_ABSENT)); then
+      return "$rc"
+    fi
+    silence::note
+    if (($(time::tenths) >= SILENT_UNTIL)); then
       return "$rc"
     fi
     time::sleep_tenths "$delay"
@@ -327,13 +370,13 @@ metadata::token() {
 }
 
 # timeouts::read JSON: reads `iam_propagation`, `silence` and `backoff` from the object in
-# outlast-timeouts; a missing key keeps its default. The waits begin now.
+# outlast-timeouts; a missing key keeps its default. The waits have begun with this script.
 timeouts::read() {
   IAM_PROPAGATION="$(timeouts::tenths iam_propagation "$1" "$IAM_PROPAGATION")"
   SILENCE="$(timeouts::tenths silence "$1" "$SILENCE")"
   BACKOFF="$(timeouts::tenths backoff "$1" "$BACKOFF")"
-  IAM_UNTIL=$(($(time::tenths) + IAM_PROPAGATION))
-  SILENT_UNTIL=$(($(time::tenths) + SILENCE))
+  IAM_UNTIL=$(($(time::tenths) - SECONDS * 10 + IAM_PROPAGATION))
+  silence::begin
 }
 
 # timeouts::tenths KEY JSON DEFAULT
@@ -379,6 +422,7 @@ http::call() {
   shift 2
   HTTP_STATUS=000
   if [[ ! -e $RUN_DIR/authorization ]] && ! http::authorise; then
+    silence::note
     return 1
   fi
   : >"$body"
@@ -388,8 +432,10 @@ http::call() {
   if [[ $HTTP_STATUS == 401 ]]; then
     rm -f "$RUN_DIR/authorization"
   fi
-  if [[ -z $LAST_WORDS ]] && ! http::is_undecided; then
-    SILENT_UNTIL=$(($(time::tenths) + SILENCE))
+  if http::is_undecided; then
+    silence::note
+  elif [[ -z $LAST_WORDS ]]; then
+    silence::over
   fi
   [[ $HTTP_STATUS == 2?? ]]
 }

@@ -19,6 +19,11 @@ NO_PROGRESS_FACTOR = 3.0
 commit.
 """
 
+RESTORE_ERRORS_MAX = 3
+"""If so many machines in a row cannot restore, the checkpoints are damaged, or the machine type's
+disks have no room for them.
+"""
+
 NUMBERS_MAX = 100_000_000
 """No run has so many terms or resumes: such a HEAD was forged, and its numbers would soon fit into
 no record.
@@ -73,6 +78,9 @@ class LastTerm:
     repeats: bool = False
     """Whether the next machine would end in the same way."""
     message: str = ""
+    restore_errors: int = 0
+    """Number of terms in a row, up to this one, that could not restore; at most
+    RESTORE_ERRORS_MAX."""
 
     @property
     def repeated(self) -> bool:
@@ -189,7 +197,8 @@ def _decide_on(
     no_progress = min(head.no_progress, MAX_NO_PROGRESS)
     if last_term is not None and last_term.no_progress and not head.committed_by(head.term):
         no_progress += 1
-    if no_progress >= MAX_NO_PROGRESS:
+    restore_errors = last_term.restore_errors if last_term is not None else 0
+    if no_progress >= MAX_NO_PROGRESS or min(no_progress, restore_errors) >= RESTORE_ERRORS_MAX:
         repeated = last_term if last_term is not None and last_term.repeated else None
         why = f"; the last one: {repeated.message}" if repeated and repeated.message else ""
         return _ending(
@@ -246,14 +255,15 @@ def last_term(store: Store, layout: Layout, head: Head) -> LastTerm | None:
     Times are the store's write times of the records, so no VM's clock counts.
     """
     started = _updated(store, layout.attempt_start(head.term))
-    end = None
-    with _where_whole():
-        end = AttemptEnd.from_json(store.get(layout.attempt_end(head.term))[0])
+    end = _end(store, layout, head.term)
     reason = end.reason if end else None
     repeats, message = (end.repeats, end.message) if end else (False, "")
+    errors = _restore_errors(store, layout, head.term, end)
     if started is None:
         # The state was never restored, so only the reason can count.
-        return None if end is None else LastTerm(0.0, None, reason, repeats, message)
+        if end is None:
+            return None
+        return LastTerm(0.0, None, reason, repeats, message, errors)
     heartbeat = _updated(store, layout.heartbeat(head.term)) or started
     return LastTerm(
         lived_seconds=max((heartbeat - started).total_seconds(), 0.0),
@@ -261,7 +271,24 @@ def last_term(store: Store, layout: Layout, head: Head) -> LastTerm | None:
         reason=reason,
         repeats=repeats,
         message=message,
+        restore_errors=errors,
     )
+
+
+def _end(store: Store, layout: Layout, term: int) -> AttemptEnd | None:
+    with _where_whole():
+        return AttemptEnd.from_json(store.get(layout.attempt_end(term))[0])
+    return None
+
+
+def _restore_errors(store: Store, layout: Layout, term: int, end: AttemptEnd | None) -> int:
+    count = 0
+    while end is not None and end.reason is Reason.RESTORE_ERROR:
+        count += 1
+        if count == RESTORE_ERRORS_MAX:
+            break
+        end = _end(store, layout, term - count) if term > count else None
+    return count
 
 
 def contradicted(store: Store, layout: Layout, head: Head) -> str | None:

@@ -294,6 +294,17 @@ class HeadFile:
         if held.with_wheels(key, digest) != held:
             self.swap(lambda head: head.with_wheels(key, digest), term=term)
 
+    def fail(self, reason: Reason, *, term: int) -> None:
+        """Ends the run as failed, for a holder of the term whose attempt has restored nothing."""
+
+        def change(head: Head) -> Head:
+            return head.ended(
+                State.FAILED, End(reason=reason, exit=None, step=head.step, result=None)
+            )
+
+        after = self.swap(change, term=term)
+        write_end_copy(self.store, self.layout, after, patience=self.patience)
+
     def end_from_outside(self, state: State, reason: Reason) -> Head:
         """Ends an open run for the operator (stopped, expired); an ended run stays as it is.
 

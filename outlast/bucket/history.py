@@ -214,6 +214,8 @@ class Boot:
     """When its record was written, in server time."""
     reason: Reason | None
     """How it ended if it never held the term; otherwise None."""
+    why: str = ""
+    """The first line of that end's message."""
 
 
 def read_boots(
@@ -223,7 +225,7 @@ def read_boots(
     `read` does.
     """
     starts: dict[str, datetime] = {}
-    reasons: dict[str, Reason] = {}
+    found: dict[str, tuple[Reason, str]] = {}
     ends: list[str] = []
     if booted is None:
         booted = {item.path: item.updated for item in store.list(layout.boots)}
@@ -237,11 +239,13 @@ def read_boots(
     def reason(name: str) -> None:
         with contextlib.suppress(NotFound):
             end = BootEnd.from_json(store.get(layout.boots + name)[0])
-            reasons[name.removesuffix(_BOOT_END)] = end.reason
+            why = end.message.partition("\n")[0]
+            found[name.removesuffix(_BOOT_END)] = end.reason, why
 
     in_parallel([partial(reason, name) for name in ends], small_reads(store))
     boots = (
-        Boot(name.partition("-")[0], start, reasons.get(name)) for name, start in starts.items()
+        Boot(name.partition("-")[0], start, *found.get(name, (None, "")))
+        for name, start in starts.items()
     )
     return tuple(sorted(boots, key=lambda boot: boot.start))
 

@@ -25,6 +25,16 @@ _BOOT = timedelta(seconds=BOOT_SEC)
 _FIRST_VM = timedelta(seconds=300)
 """Seconds within which a group creates its first VM, unless it reports an error."""
 
+_LEFT = "its group has target size 0"
+_LEFT_SILENTLY = (
+    f"{_LEFT}, and no record says why: a VM leaves like this if storage or the metadata server"
+    " gives no answer for outlast:silenceSec, or if its metadata is incomplete"
+)
+_AGAIN = (
+    "nothing runs or costs any more; once the cause is gone, raise outlast:resume, and outlast up"
+    " starts it again"
+)
+
 SERIAL_LINES = 10
 SERIAL_BYTES = 8192
 """What is read of the end of the serial port. A negative `start` counts from the end: Compute's
@@ -98,10 +108,11 @@ def wait_of(
         count = f"{len(failed)} boots have" if len(failed) > 1 else "1 boot has"
         said = f"{count} failed, the last with {failed[-1].reason}"
     if seen and seen.size == 0:
-        unrecorded = not boots and attempt is None
-        what = Standing.NEVER_STARTED if boots or unrecorded else Standing.WAITING
-        left = "a VM left it without a boot record: see its serial port" if unrecorded else ""
-        return Wait(what, None, _joined(said, "its group has target size 0", left))
+        what = Standing.WAITING if attempt and not boots else Standing.NEVER_STARTED
+        why = f": {one_line(failed[-1].why)}" if failed and failed[-1].why else ""
+        return Wait(
+            what, None, _joined(f"{said}{why}", _LEFT if failed else _LEFT_SILENTLY, _AGAIN)
+        )
     if seen and seen.vm is None:
         last = boots[-1].start if boots else attempt or seen.made
         errors = [error for error in seen.errors if error.at >= last]

@@ -76,8 +76,7 @@ class Attempt:
             outcome = self._ending.outcome_of(error, trained=self._loop.link is not None)
         except Exception as error:
             outcome = self._ending.crashed(error)
-        self._end(outcome)
-        return outcome
+        return self._end(outcome)
 
     def _prepare(self) -> Outcome | None:
         """Check the permission, restore and record the start. Returns an outcome if this machine
@@ -107,9 +106,7 @@ class Attempt:
     def _set_up(self) -> Outcome | None:
         """Prepare the trainer's code and packages. Returns an outcome if that fails."""
         self.progress.phase = "setup"
-        self._reports.begin(
-            self.progress, self._latest, self.spec.timeouts.heartbeat, self._loop.inbox.put
-        )
+        self._reports.begin(self.progress, self._latest, self.spec.timeouts, self._loop.inbox.put)
         outcome = self._preparation.code()
         if outcome is None:
             self.progress.phase = "start"
@@ -133,8 +130,9 @@ class Attempt:
         self.site.listener.listen(None)
         self._loop.close()
 
-    def _end(self, outcome: Outcome) -> None:
-        """Write the last heartbeat, the rest of the logs, and the record of the end."""
+    def _end(self, outcome: Outcome) -> Outcome:
+        """Write the last heartbeat, the rest of the logs, and the record of the end. Returns the
+        outcome, which may depend on whether storage took the record."""
         self.site.clock.training = True  # worth finishing, too: SIGTERM ends no sleep
         reason = "" if outcome.message.startswith(outcome.reason) else f"{outcome.reason}: "
         _log.info(f"term {self.term}: {reason}{outcome.message}")
@@ -144,7 +142,7 @@ class Attempt:
         self._reports.close(last_words=outcome.next is not Next.WATCH)
         link = self._loop.link
         self._latest.read()
-        self._ending.record(
+        ended = self._ending.record(
             AttemptEnd(
                 term=self.term,
                 reason=outcome.reason,
@@ -163,3 +161,4 @@ class Attempt:
         )
         self.site.clock.training = False
         self._rooms.remove()
+        return ended

@@ -127,9 +127,12 @@ class Ending:
                 return self._head_file.fresh().read().head.state
         return State.OPEN
 
-    def record(self, end: AttemptEnd, outcome: Outcome) -> None:
+    def record(self, end: AttemptEnd, outcome: Outcome) -> Outcome:
         """Writes the end record, with the store's time, and announces the end. No other attempt
         writes a record of this name, so it is harmless even when fenced.
+
+        Returns the outcome; SILENT if the store had not answered for too long and takes no record
+        either: then another machine would wait for it in vain.
         """
         store, layout = self._head_file.store, self._head_file.layout
         patience = self._patience(outcome)
@@ -141,7 +144,11 @@ class Ending:
             put_new(store, layout.attempt_end(end.term), data, patience=patience)
         except (StoreError, OSError) as error:
             _log.info(f"the end of term {end.term} was not recorded: {error}")
+            silent = self._gave_up and isinstance(error, Throttled | Unavailable)
+            if silent and self._site.restarts and self._site.notices.stopping is None:
+                outcome = replace(outcome, next=Next.SILENT)
         Announcements(self._spec, layout, self._site).ended(end)
+        return outcome
 
     def _patience(self, outcome: Outcome) -> Patience:
         """The patience for the end record. A stopping machine has at most until its end."""

@@ -5,19 +5,20 @@ itself ends that. The call takes names, and a recreated VM keeps its name, so a 
 its own instance id: a VM that is no longer a member must never call it.
 
 Every question has three answers: yes, no, and *not known* (no answer, 401, 403, 429, 5xx), on which
-no code may act.
+no code may act. A VM without a token cannot even ask: after `WITHOUT_TOKEN_SEC` it powers off,
+since only another one, on another host, may get a token.
 """
 
 import json
 import logging
 import os
 import re
-import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from outlast.base.clock import SYSTEM_CLOCK, Clock
 from outlast.base.http_client import RequestFailed, ask
 from outlast.base.retry import Patience, Trouble, pauses
 from outlast.spec import permissions
@@ -31,7 +32,10 @@ CREATED_BY_PATTERN = re.compile(
     r"projects/[^/]+/(zones|regions)/([^/]+)/instanceGroupManagers/([^/]+)"
 )
 
-Sleep = Callable[[float], object]
+WITHOUT_TOKEN_SEC = 60.0
+"""Seconds without a token after which a VM stops asking its group; as in startup/leave.sh."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,16 @@ class Unknown:
     """Answer: not known."""
 
     why: str
+    without_token: bool = False
+    """Whether the metadata server gave no token to ask with."""
+
+
+class Stranded(Exception):
+    """This VM has had no token for WITHOUT_TOKEN_SEC, so it can neither ask nor leave its group."""
+
+
+class NoToken(RequestFailed):
+    """The metadata server gives no token."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +148,7 @@ class Group:
         except RequestFailed as error:
             if error.status == 404:
                 return NotMember(f"there is no group {self.name}")
-            return Unknown(str(error))
+            return _unknown(error)
         return NotMember(f"group {self.name} has no instance {self._instance_id}")
 
     def leave(self) -> Left | Refused | Unknown:
@@ -156,7 +170,7 @@ class Group:
             if error.status == 404:
                 return Left(f"there is no group {self.name}")
             if error.trouble is not None and error.status != 403:
-                return Unknown(str(error))
+                return _unknown(error)
             refusal = str(error)
         # It may be refused because it is no longer a member: the group then has a successor.
         again = self.membership()
@@ -177,7 +191,7 @@ class Group:
                 {"permissions": list(permissions.LEAVE_GROUP)},
             )
         except RequestFailed as error:
-            return Unknown(str(error))
+            return _unknown(error)
         granted = answer.get("permissions") or []
         return isinstance(granted, list) and set(permissions.LEAVE_GROUP) <= set(granted)
 
@@ -201,7 +215,7 @@ class Group:
         except MetadataError as error:
             # Without a service account a token will never come, so this is as final as a refusal.
             status = 403 if isinstance(error, Absent) else 0
-            raise RequestFailed(status, f"{what}: no token ({error})") from None
+            raise NoToken(status, f"{what}: no token ({error})") from None
         headers = {"Authorization": f"Bearer {token}"}
         try:
             found = ask(url, what=what, method="POST", body=body, headers=headers).object()
@@ -221,20 +235,38 @@ def find_group(metadata: Metadata, attributes: Mapping[str, str]) -> Group | NoG
     return Group(metadata, created_by) if created_by else NoGroup()
 
 
+def asking(
+    question: Callable[[], T | Unknown], *, backoff_sec: float, clock: Clock = SYSTEM_CLOCK
+) -> Iterator[T | Unknown]:
+    """The answers to a question, asked with growing pauses for as long as the caller wants more.
+    Raises Stranded."""
+    since: float | None = None
+    for pause_sec in pauses(backoff_sec):
+        answer = question()
+        yield answer
+        if isinstance(answer, Unknown) and answer.without_token:
+            now = clock.monotonic()
+            since = now if since is None else since
+            if now - since >= WITHOUT_TOKEN_SEC:
+                raise Stranded(answer.why)
+            pause_sec = min(pause_sec, WITHOUT_TOKEN_SEC)
+        else:
+            since = None
+        clock.sleep(pause_sec)
+
+
 def leave_until_deleted(
     group: Membership,
     *,
     backoff_sec: float,
-    sleep: Sleep = time.sleep,
+    clock: Clock = SYSTEM_CLOCK,
     stuck: Callable[[str], None] = _log.info,
 ) -> Left:
     """Leaves the group, however long it takes. Only then may the VM power off: a member that powers
-    off is always recreated.
+    off is always recreated. Raises Stranded.
 
     ``stuck`` gets the sentence about a missing permission."""
-    waits = pauses(backoff_sec)
-    while True:
-        answer = group.leave()
+    for answer in asking(group.leave, backoff_sec=backoff_sec, clock=clock):
         if isinstance(answer, Left):
             _log.info(f"left the group: {answer.why}")
             return answer
@@ -242,7 +274,7 @@ def leave_until_deleted(
             stuck(f"stuck-leaving: {answer.why}; grant {' and '.join(permissions.LEAVE_GROUP)}")
         else:
             _log.info(f"leaving: not known whether still a member ({answer.why}); asking again")
-        sleep(next(waits))
+    raise AssertionError("the pauses have no end")
 
 
 class _MayNotLeave(Exception):
@@ -263,6 +295,10 @@ def wait_for_permission(group: Membership, patience: Patience) -> bool:
     except _MayNotLeave:
         return False
     return True
+
+
+def _unknown(error: RequestFailed) -> Unknown:
+    return Unknown(str(error), without_token=isinstance(error, NoToken))
 
 
 def _endpoint(variable: str, default: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from outlast.bucket.head import HeadError, HeadForbidden
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Heartbeat
-from outlast.bucket.store import StoreError
+from outlast.bucket.store import StoreError, Throttled, Unavailable
 from outlast.supervisor.latest import Latest
 from outlast.supervisor.listener import Post
 from outlast.supervisor.progress import Progress
@@ -45,13 +45,17 @@ class HeartbeatSender:
         *,
         latest: Latest,
         heartbeat_sec: float,
+        silence_sec: float,
         post: Post,
     ) -> None:
+        """``silence_sec``: without an answer from storage for so long, the attempt is over."""
         self._head_file = head_file
         self._term = term
         self._progress = progress
         self._latest = latest
         self._interval_sec = heartbeat_sec
+        self._silence_sec = silence_sec
+        self._silent_since: float | None = None
         self._post = post
         self._closed = threading.Event()
         self._before = (time.monotonic(), progress.step)
@@ -82,8 +86,12 @@ class HeartbeatSender:
                 # HEAD is read first: a fenced attempt must not send heartbeats.
                 self._head_file.check(term=self._term)
                 self._send()
+                self._silent_since = None
             except (HeadForbidden, StoreError, OSError) as error:
                 _log.info(f"heartbeat: {error}")
+                if self._is_silent(error):
+                    self._post(HeartbeatFailed(error))
+                    return
             except HeadError as error:
                 self._post(HeadChanged(error))
                 return
@@ -92,6 +100,17 @@ class HeartbeatSender:
                 return
             if self._closed.wait(self._interval_sec):
                 return
+
+    def _is_silent(self, error: Exception) -> bool:
+        """Whether storage has given no answer for too long: neither to heartbeats nor to uploads,
+        which may fill a slow line."""
+        now = time.monotonic()
+        if not isinstance(error, Throttled | Unavailable):
+            self._silent_since = None
+            return False
+        self._silent_since = now if self._silent_since is None else self._silent_since
+        since = max(self._silent_since, self._progress.uploaded_at)
+        return now - since >= self._silence_sec
 
     def _send(self) -> None:
         progress, store = self._progress, self._head_file.store

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from outlast import protocol
 from outlast.base import exits
 from outlast.base.exits import Reason, State
-from outlast.base.retry import pauses
+from outlast.base.retry import duration
 from outlast.bucket.boot import Act, Claim, Decision, silent_seconds
 from outlast.bucket.fetch import deliver
 from outlast.bucket.head import Fenced, Head, HeadError, HeadForbidden, Reading
@@ -19,6 +19,8 @@ from outlast.bucket.records import read_record
 from outlast.bucket.store import (
     Store,
     StoreError,
+    Throttled,
+    Unavailable,
     put_new,
 )
 from outlast.spec import permissions
@@ -31,6 +33,8 @@ from outlast.supervisor.group import (
     Member,
     NoGroup,
     NotMember,
+    Stranded,
+    asking,
     leave_until_deleted,
 )
 from outlast.supervisor.listener import Listener
@@ -66,6 +70,16 @@ class Boot:
 
 def supervise(boot: Boot) -> int:
     """Follows the boot table until this machine's work ends; returns the exit code."""
+    try:
+        return _follow_table(boot)
+    except Stranded as error:
+        _log.info(
+            f"without a token this VM cannot leave its group, which will recreate it: {error}"
+        )
+        return exits.INTERRUPTED
+
+
+def _follow_table(boot: Boot) -> int:
     spec, site, timeouts = boot.spec, boot.site, boot.spec.timeouts
     claim = Claim(spec.owner, spec.resume, spec.placement, spec.deadline)
     took = False
@@ -85,6 +99,10 @@ def supervise(boot: Boot) -> int:
             if not took:
                 record_boot_end(boot, Reason.FENCED, exits.FENCED, str(error))
             return exits.FENCED
+        except (Throttled, Unavailable):
+            if not (boot.records and _is_silent(head_file)):
+                raise
+            return _leave_silence(boot)
         if decision.act is not Act.TAKE:
             return _go_away(boot, decision, took)
         if boot.records:  # in a folder terms are not shown, and the attempt logs its start
@@ -98,6 +116,8 @@ def supervise(boot: Boot) -> int:
                 return exits.INTERRUPTED
             case Next.STOP | Next.AGAIN if not boot.records:
                 return _end_in_folder(site, outcome)
+            case Next.SILENT:
+                return _leave_silence(boot)
             case Next.AGAIN:
                 code = None
             case Next.IDLE:
@@ -112,16 +132,38 @@ def _still_member(site: Site, timeouts: Timeouts) -> bool:
     """Whether this machine may take a term; waits while that is unknown."""
     if isinstance(site.group, NoGroup):
         return True
-    waits = pauses(timeouts.backoff)
-    while True:
-        answer = site.group.membership()
+    for answer in asking(site.group.membership, backoff_sec=timeouts.backoff, clock=site.clock):
         if isinstance(answer, Member):
             return True
         if isinstance(answer, NotMember):
             _log.info(answer.why)
-            return False
+            break
         _log.info(f"not known whether still a member ({answer.why}); asking again")
-        site.clock.sleep(next(waits))
+    return False
+
+
+def _is_silent(head_file: HeadFile) -> bool:
+    """Whether storage, which has been silent for long, still gives no answer."""
+    patience = head_file.patience.fresh().within(END_RECORD_SEC)
+    try:
+        patience(lambda: head_file.store.stat(head_file.layout.head))
+    except (Throttled, Unavailable):
+        return True
+    except StoreError:
+        return False
+    return False
+
+
+def _leave_silence(boot: Boot) -> int:
+    """Leaves the group because storage gives no answer, so that the next VM would fail too."""
+    silence_sec = boot.spec.timeouts.silence
+    message = (
+        f"{boot.head_file.store.url}: no answer for {duration(silence_sec)}, so this VM "
+        "leaves its group; once storage answers, `outlast resume` and `outlast up` continue the run"
+    )
+    _stuck(boot, Reason.HOST_ERROR, message)
+    _leave(boot)
+    return exits.DONE
 
 
 def _deliver(boot: Boot) -> bool:
@@ -265,7 +307,7 @@ def _leave(boot: Boot) -> None:
         site.group,
         stuck=functools.partial(_stuck, boot, Reason.STUCK_LEAVING),
         backoff_sec=timeouts.backoff,
-        sleep=site.clock.sleep,
+        clock=site.clock,
     )
 
 
@@ -281,11 +323,10 @@ def _wait_for_permission(boot: Boot, head_file: HeadFile) -> int | None:
     again; else an exit code."""
     site, timeouts = boot.site, boot.spec.timeouts
     needed = " and ".join(permissions.LEAVE_GROUP)
-    waits = pauses(timeouts.backoff)
-    while True:
-        if isinstance(answer := site.group.membership(), NotMember):
+    for answer in asking(site.group.membership, backoff_sec=timeouts.backoff, clock=site.clock):
+        if isinstance(answer, NotMember):
             _log.info(answer.why)
-            return exits.FENCED
+            break
         if site.group.may_leave() is True:
             _log.info("permission to leave the group has come")
             return None
@@ -299,7 +340,7 @@ def _wait_for_permission(boot: Boot, head_file: HeadFile) -> int | None:
             return None  # the boot table handles it
         message = f"{Reason.STUCK_LEAVING}: may not leave, so trains not; grant {needed}"
         _stuck(boot, Reason.STUCK_LEAVING, message)
-        site.clock.sleep(next(waits))
+    return exits.FENCED
 
 
 def _watch_successor(boot: Boot) -> int | None:

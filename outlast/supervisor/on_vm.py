@@ -123,8 +123,8 @@ def run_vm(stop: Stop) -> int:
         check_origin(bundle, spec.trainer if _is_bundled(spec, bundle) else None)
     except SetupFailed as error:
         _log.info(f"setup-failed: {error}")
-        record_boot_end(boot, Reason.SETUP_FAILED, FAILED, str(error))
-        return FAILED
+        record_boot_end(boot, Reason.SETUP_FAILED, exits.USAGE, str(error))
+        return exits.USAGE  # the same on every VM of this template
     try:
         code = supervise(boot)
     except Interrupted:

@@ -61,8 +61,11 @@ class Preparation:
             wrong = wait_for_gpus(
                 self._spec.gpus, limit_sec=timeouts.driver_install, sleep=clock.sleep
             )
-            if wrong:
-                return Outcome(Next.STOP, Reason.DRIVER, wrong)
+            if wrong is not None and not wrong.installed:
+                self._head_file.fail(Reason.DRIVER, term=self._term)
+                return Outcome(Next.LEAVE, Reason.DRIVER, wrong.why)
+            if wrong is not None:
+                return Outcome(Next.STOP, Reason.DRIVER, wrong.why)
         return None
 
     def restore(self) -> Restored | Outcome | None:

@@ -35,6 +35,8 @@ class Progress:
     """Seconds that a step takes; after a notice, the trainer finishes its current step."""
     greeted: bool = False
     """Whether a training has begun, so that `total` is what it knows."""
+    uploaded_at: float = 0.0
+    """When an upload last made progress, by the monotonic clock."""
     _stepped_at: tuple[float, int] | None = None
 
     @property

@@ -1,8 +1,10 @@
 """The reports of a running attempt to people: its heartbeat, its trainer's log, its LOG_DIR."""
 
+import math
 from pathlib import Path
 
 from outlast.bucket.headfile import HeadFile
+from outlast.spec.run_spec import Timeouts
 from outlast.supervisor.heartbeat import HeartbeatSender
 from outlast.supervisor.latest import Latest
 from outlast.supervisor.listener import Post
@@ -23,14 +25,16 @@ class Reports:
         self._heartbeats: HeartbeatSender | None = None
         self._logs: list[LogUpload | Logs] = []
 
-    def begin(self, progress: Progress, latest: Latest, heartbeat_sec: float, post: Post) -> None:
+    def begin(self, progress: Progress, latest: Latest, timeouts: Timeouts, post: Post) -> None:
         """Starts the heartbeats and the upload of the trainer's log."""
         self._heartbeats = HeartbeatSender(
             self._head_file,
             self._term,
             progress,
             latest=latest,
-            heartbeat_sec=heartbeat_sec,
+            heartbeat_sec=timeouts.heartbeat,
+            # On a laptop, which may be offline for long, only a commit has to be in time.
+            silence_sec=timeouts.silence if self._site.restarts else math.inf,
             post=post,
         )
         log = self._site.log_of(self._term)

@@ -35,6 +35,8 @@ class Next(Enum):
     """Use the boot table again."""
     WATCH = "watch"
     """Fenced: a higher term holds the run."""
+    SILENT = "silent"
+    """Storage has given no answer for too long, and still gives none: leave the group."""
     IDLE = "idle"
     """This machine may not leave its group, so it must not train: wait for the permission."""
 

@@ -333,6 +333,7 @@ class TrainerLoop:
         bytes_left = self._term.committer.bytes_left
         if bytes_left != self._bytes_left:  # an upload makes progress, whatever the trainer does
             self._bytes_left = bytes_left
+            self._progress.uploaded_at = now
             self._site.sign()
         if self._complete is not None:
             self._finish(link, self._complete, now)

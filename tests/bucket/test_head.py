@@ -233,6 +233,22 @@ def test_the_tenth_term_without_progress_ends_the_run(last: LastTerm, reason: Re
     assert (made.head.state, made.head.no_progress) == (State.FAILED, 10)
 
 
+@pytest.mark.parametrize(
+    ("no_progress", "errors", "act"),
+    [(2, 3, Act.END), (2, 2, Act.TAKE), (1, 3, Act.TAKE)],
+    ids=["three in a row", "two after another reason", "two since the resume"],
+)
+def test_the_third_restore_error_in_a_row_ends_the_run(
+    no_progress: int, errors: int, act: Act
+) -> None:
+    last = LastTerm(0.0, None, Reason.RESTORE_ERROR, message="no room", restore_errors=errors)
+    made = decision(head(no_progress=no_progress), claim(), last_term=last)
+    assert made.act is act
+    if act is Act.END:
+        assert (made.reason, made.head.no_progress) == (Reason.RESTORE_ERROR, 3)
+        assert made.message == "3 terms in a row committed nothing; the last one: no room"
+
+
 # -- the outcomes of 412 ----------------------------------------------------------------------
 
 

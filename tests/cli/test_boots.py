@@ -1,6 +1,7 @@
 """What a run without an attempt waits for: by its boot records, and by what its group says."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -50,6 +51,14 @@ NO_NOTICE = (
     Refusal(ago(4), "INVALID_USAGE", "Invalid value for field 'preemptionNoticeDuration'."),
 )
 NOTHING = "1 boot has failed, the last with setup-failed"
+SILENTLY = (
+    "its group has target size 0, and no record says why: a VM leaves like this if storage or the "
+    "metadata server gives no answer for outlast:silenceSec, or if its metadata is incomplete"
+)
+AGAIN = (
+    "nothing runs or costs any more; once the cause is gone, raise outlast:resume, and outlast up "
+    "starts it again"
+)
 
 
 @pytest.mark.parametrize(
@@ -130,11 +139,11 @@ NOTHING = "1 boot has failed, the last with setup-failed"
             "VMs before vm-2 disappeared without a boot record",
         ),
         (
-            [FAILED],
+            [replace(FAILED, why="bundle x: is not a zip file")],
             Seen(ago(90), 0, None),
             "never-started",
             None,
-            f"{NOTHING}; its group has target size 0",
+            f"{NOTHING}: bundle x: is not a zip file; its group has target size 0; {AGAIN}",
         ),
         # Its metadata was incomplete, or the bucket refused the record.
         (
@@ -142,7 +151,7 @@ NOTHING = "1 boot has failed, the last with setup-failed"
             Seen(ago(90), 0, None),
             "never-started",
             None,
-            "its group has target size 0; a VM left it without a boot record: see its serial port",
+            f"{SILENTLY}; {AGAIN}",
         ),
         # A VM whose disk stays boots again.
         ([Boot("1", ago(1), None)], Seen(ago(90), 1, OLD), "booting", ago(1), "VM vm-1 boots"),
@@ -151,6 +160,11 @@ NOTHING = "1 boot has failed, the last with setup-failed"
 def test_what_is_waited_for(recorded, seen, what, since, why):
     found = wait_of(recorded, seen, now=NOW)
     assert (found.what, found.since, found.why) == (Standing(what), since, why)
+
+
+def test_a_run_that_left_during_training_says_what_is_known():
+    found = wait_of([], Seen(ago(90), 0, None), now=NOW, attempt=ago(30))
+    assert (found.what, found.why) == (Standing.WAITING, f"{SILENTLY}; {AGAIN}")
 
 
 ANSWERS: dict[str, Any] = {

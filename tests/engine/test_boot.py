@@ -69,9 +69,9 @@ def test_a_bundle_without_a_module_fails_instead_of_using_another_copy(
         for item in store.list(run.layout.boots)
         if item.path.endswith(".end.json")
     ]
-    assert len(ends) == 10
-    assert {end.reason for end in ends} == {Reason.SETUP_FAILED}
-    assert all("outlast.supervisor.notice" in end.message for end in ends)
+    (end,) = ends  # every VM would meet it, so the first one leaves
+    assert end.reason is Reason.SETUP_FAILED
+    assert "outlast.supervisor.notice" in end.message
     assert list(store.list(run.layout.attempts)) == []
 
 

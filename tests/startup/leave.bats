@@ -3,11 +3,16 @@
 
 load helper
 
-# A boot that cannot succeed, of a VM in a group of two.
+# A boot that fails although another may succeed, of a VM in a group of two.
 setup() {
   vm::make
-  echo damaged >"$(object experiments/digits/bundles/bundle.zip)"
+  fault GET bundle.zip 400 -1
   members 99 4711
+}
+
+# heal: the bundle can be fetched.
+heal() {
+  rm -f "$CLOUD/faults"
 }
 
 # order: what was asked of the group and the machine, one word a call, in order.
@@ -119,7 +124,7 @@ order() {
 }
 
 @test "a supervisor that crashes ten times without an attempt leaves, too" {
-  cp "$BATS_FILE_TMPDIR/bundle.zip" "$(object experiments/digits/bundles/bundle.zip)"
+  heal
   earlier_boots 9 '1 hour ago'
   echo 'raise SystemExit(1)' >"$OUTLAST_ROOT/act.py"
   run -1 vm::boot
@@ -201,7 +206,7 @@ time.sleep(600)' >"$BATS_TEST_TMPDIR/port" 3>&- &
 }
 
 @test "a silence that ends does not make a VM leave, even if calls were not permitted before" {
-  cp "$BATS_FILE_TMPDIR/bundle.zip" "$(object experiments/digits/bundles/bundle.zip)"
+  heal
   silent 60
   fault POST upload 503 3
   fault GET bundle.zip 403 1
@@ -241,7 +246,7 @@ time.sleep(600)' >"$BATS_TEST_TMPDIR/port" 3>&- &
 }
 
 @test "permissions that never come: the first boot leaves after its iam wait, its end written" {
-  cp "$BATS_FILE_TMPDIR/bundle.zip" "$(object experiments/digits/bundles/bundle.zip)"
+  heal
   metadata attributes/outlast-timeouts '{"backoff":0,"iam_propagation":0}'
   fault GET bundle.zip 403 -1
   run -1 vm::boot
@@ -250,7 +255,7 @@ time.sleep(600)' >"$BATS_TEST_TMPDIR/port" 3>&- &
 }
 
 @test "permissions that come late are no reason to leave" {
-  cp "$BATS_FILE_TMPDIR/bundle.zip" "$(object experiments/digits/bundles/bundle.zip)"
+  heal
   metadata attributes/outlast-timeouts '{"backoff":0,"iam_propagation":60}'
   fault GET bundle.zip 403 3
   run -0 vm::boot
@@ -266,4 +271,90 @@ time.sleep(600)' >"$BATS_TEST_TMPDIR/port" 3>&- &
   metadata attributes/outlast-resume one
   run -1 vm::boot
   [[ "$(order)" == *"deleteInstances:200 poweroff "*"deleteInstances:200 poweroff " ]]
+}
+
+@test "what every VM of the template would meet: the first boot leaves, its end written" {
+  local leaves="listManagedInstances:200 deleteInstances:200 poweroff "
+  heal
+  echo damaged >"$(object experiments/digits/bundles/bundle.zip)"
+  run -1 vm::boot
+  said 'as the next one would fail too: bundle .*: sha256 is .*, must be .* as the template says'
+  [[ "$(calls 'GET .*bundle.zip')" == 2 ]]
+  [[ "$(json "$(object "$RECORD.end.json")" reason)" == setup-failed ]]
+  [[ "$(order)" == "$leaves" ]]
+
+  echo 'no zip' >"$(object experiments/digits/bundles/bundle.zip)"
+  metadata attributes/outlast-bundle-sha256 "$(echo 'no zip' | sha256sum | head -c 64)"
+  run -1 vm::boot
+  said 'as the next one would fail too: bundle .*: is not a zip file'
+  metadata attributes/outlast-bundle-sha256 12
+  run -1 vm::boot
+  said "as the next one would fail too: metadata key outlast-bundle-sha256 is '12'"
+  metadata attributes/outlast-delivery image
+  metadata attributes/outlast-bundle-sha256 "$(printf '%064d' 0)"
+  run -1 vm::boot
+  said 'as the next one would fail too: bundle /opt/outlast/bundles/.*: is not in the image'
+  [[ "$(order)" == "$leaves$leaves$leaves$leaves" ]]
+}
+
+@test "a bundle that is damaged on its way once is fetched again" {
+  heal
+  fault GET bundle.zip 200 1 # with other bytes
+  run -0 vm::boot
+  [[ "$(calls 'GET .*bundle.zip')" == 2 ]]
+}
+
+@test "a supervisor that every VM would refuse to start: the first boot leaves" {
+  heal
+  echo 'import sys; print("outlast-args: must be a list", file=sys.stderr); raise SystemExit(64)' \
+    >"$OUTLAST_ROOT/act.py"
+  run -64 vm::boot
+  said 'as the next one would fail too: outlast-args: must be a list'
+  [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
+}
+
+@test "an image without a usable Python: the first boot leaves" {
+  heal
+  rm -r "$OUTLAST_ROOT/opt/outlast/venv"
+  local name
+  for name in python3 python3.13 python3.12 python3.11; do
+    command_in "$OUTLAST_ROOT/bin/$name" 'exit 1'
+  done
+  run -1 vm::boot
+  said 'as the next one would fail too: python3: .*must be 3.11 to 3.13'
+  [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
+}
+
+@test "boots in a row leave before they have taken 20 minutes, ends and gaps apart" {
+  earlier_boots 4 '3 hours ago'
+  local n
+  for n in 1 2 3 4; do
+    object "$PREFIX/boots/$((1000 + n))-0.end.json" '176 minutes ago' >/dev/null
+  done
+  run -1 vm::boot
+  said 'boot 5 in a row'
+  [[ "$(order)" == "poweroff " ]]
+  object "$PREFIX/boots/1004-0.end.json" '171 minutes ago' >/dev/null
+  run -1 vm::boot
+  said 'as the next one would fail too: boots in a row without an attempt: 5, which took 12[56]. s'
+  [[ "$(order)" == "poweroff listManagedInstances:200 deleteInstances:200 poweroff " ]]
+}
+
+@test "a silence that an earlier boot of this disk met counts from its begin" {
+  silent 600
+  fault GET storage/v1 0 -1
+  fault POST upload 0 -1
+  mkdir -p "$OUTLAST_ROOT/var/lib/outlast"
+  echo "$(($(date +%s) - 700))0" >"$OUTLAST_ROOT/var/lib/outlast/silent-since"
+  run -1 vm::boot
+  said 'no answer for 600 s, the last status 000'
+  [[ "$(order)" == "listManagedInstances:200 deleteInstances:200 poweroff " ]]
+}
+
+@test "an answer of storage ends the silence that is noted on the disk" {
+  heal
+  mkdir -p "$OUTLAST_ROOT/var/lib/outlast"
+  echo "$(date +%s)0" >"$OUTLAST_ROOT/var/lib/outlast/silent-since"
+  run -0 vm::boot
+  [[ ! -e "$OUTLAST_ROOT/var/lib/outlast/silent-since" ]]
 }

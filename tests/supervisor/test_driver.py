@@ -9,7 +9,7 @@ import pytest
 from outlast.base.exits import MAX_NO_PROGRESS, Reason, State
 from outlast.supervisor.driver import wait_for_gpus
 from tests.log_lines import log_lines
-from tests.supervisor.test_attempt import finish
+from tests.supervisor.test_attempt import finish, stopped_after
 from tests.supervisor.world import (
     LAYOUT,
     World,
@@ -43,7 +43,8 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
 
 
 def asked(count: int, limit_sec: float = 0.0, **more) -> str:
-    return wait_for_gpus(count, limit_sec=limit_sec, **more)
+    found = wait_for_gpus(count, limit_sec=limit_sec, **more)
+    return found.why if found else ""
 
 
 def test_gpus_that_answer_cause_no_wait(smi):
@@ -69,7 +70,7 @@ def test_a_driver_that_is_being_installed_is_waited_for(smi):
         if now[0] >= 20:
             smi(WORKS)
 
-    assert wait_for_gpus(2, limit_sec=60, sleep=sleep, clock=lambda: now[0]) == ""
+    assert wait_for_gpus(2, limit_sec=60, sleep=sleep, clock=lambda: now[0]) is None
     assert now[0] == 20
     assert said == [
         "the GPU's driver is not installed (no nvidia-smi); waiting up to 60 s for the driver"
@@ -87,6 +88,22 @@ def test_a_vm_whose_gpus_do_not_answer_trains_nothing(world: World, smi):
     smi(WORKS)
     assert world.boot(finish, spec=spec).run() == 0
     assert world.head.state is State.DONE
+
+
+def test_an_image_without_a_driver_ends_the_run_at_once(world: World, smi):
+    first = world.boot(stopped_after(2)).start()
+    first.terminate()
+    assert first.ended() == 75
+    before = world.head
+    vm = world.boot(spec=spec_with(driver_install=0.0, gpus=1))
+    assert vm.run() == 0 and vm.trainers == []
+    head = world.head
+    assert head.state is State.FAILED and head.end is not None
+    assert (head.end.reason, head.end.step) == (Reason.DRIVER, 2)
+    # What a resume with another image continues from.
+    assert (head.chain, head.lineage) == (before.chain, before.lineage)
+    assert "no nvidia-smi" in world.end_of(2).message
+    assert world.cloud.groups["group"] == []
 
 
 def test_ten_driver_failures_in_a_row_end_the_run(world: World, smi):

@@ -7,12 +7,14 @@ import pytest
 
 from outlast.base.retry import Patience
 from outlast.supervisor.group import (
+    WITHOUT_TOKEN_SEC,
     Group,
     Left,
     Member,
     NoGroup,
     NotMember,
     Refused,
+    Stranded,
     Unknown,
     find_group,
     leave_until_deleted,
@@ -125,11 +127,61 @@ def test_a_vm_stays_until_it_may_leave(cloud: FakeCloud, group: Group) -> None:
     cloud.answers = {"deleteInstances": [403, 403, 0], "resize": [403]}
     said = log_lines()
     waits: list[float] = []
-    leave_until_deleted(group, backoff_sec=10.0, sleep=waits.append)
+    leave_until_deleted(group, backoff_sec=10.0, clock=Noting(waits))
     assert cloud.groups["group"] == []
     assert [line.startswith("stuck-leaving") for line in said] == [True, True, False]
     # About 10 s and about 20 s: each is jittered by a half.
     assert len(waits) == 2 and 5 <= waits[0] <= 15 and 10 <= waits[1] <= 30
+
+
+class Noting(FakeClock):
+    """Notes each sleep."""
+
+    def __init__(self, waits: list[float]) -> None:
+        super().__init__()
+        self.waits = waits
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.waits.append(seconds)
+
+
+TOKEN = "instance/service-accounts/default/token"
+
+
+def test_a_vm_that_gets_no_token_stops_asking_after_a_minute(cloud: FakeCloud) -> None:
+    """Only another one, on another host, may get a token."""
+    del cloud.values[TOKEN]
+    metadata = Metadata()
+    group = find_group(metadata, metadata.attributes())
+    waits: list[float] = []
+    with pytest.raises(Stranded, match="no token"):
+        leave_until_deleted(group, backoff_sec=10.0, clock=Noting(waits))
+    assert WITHOUT_TOKEN_SEC <= sum(waits) < 3 * WITHOUT_TOKEN_SEC
+    assert cloud.calls == []
+
+
+def test_a_vm_whose_token_comes_back_leaves(cloud: FakeCloud) -> None:
+    token = cloud.values.pop(TOKEN)
+    metadata = Metadata()
+    group = find_group(metadata, metadata.attributes())
+
+    class Coming(FakeClock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            cloud.values[TOKEN] = token
+
+    assert isinstance(leave_until_deleted(group, backoff_sec=10.0, clock=Coming()), Left)
+    assert cloud.groups["group"] == []
+
+
+def test_a_vm_that_has_a_token_waits_however_long_the_group_is_silent(
+    cloud: FakeCloud, group: Group
+) -> None:
+    cloud.answers["listManagedInstances"] = [503] * 20 + [0]
+    clock = FakeClock()
+    assert isinstance(leave_until_deleted(group, backoff_sec=10.0, clock=clock), Left)
+    assert clock.elapsed > 3600.0
 
 
 def test_a_vm_that_may_neither_delete_nor_resize_is_refused(cloud: FakeCloud, group: Group) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import outlast
+from outlast.base import exits
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import Head, HeadLost, read_head
 from outlast.bucket.layout import AttemptEnd, BootEnd, Layout
@@ -291,7 +292,7 @@ def test_a_failed_trainers_output_is_kept(machines: Machines) -> None:
 
 def test_a_trainer_outside_the_bundle_is_refused(machines: Machines) -> None:
     vm = machines.boot(**{"outlast-trainer": "absent"})
-    assert vm.wait(60) == 1
+    assert vm.wait(60) == exits.USAGE  # as every VM of this template
     end = read_record(machines.store, LAYOUT.boot_end("1", "boot-1"), BootEnd)
     assert end is not None and end.reason is Reason.SETUP_FAILED
     assert "outlast.trainers.absent" in end.message and "not in the bundle" in end.message
@@ -302,7 +303,7 @@ def test_code_from_anywhere_else_is_refused(machines: Machines, tmp_path: Path) 
     elsewhere = tmp_path / "other-bundle"
     elsewhere.mkdir()
     vm = machines.boot(OUTLAST_BUNDLE_DIR=str(elsewhere))
-    assert vm.wait(60) == 1
+    assert vm.wait(60) == exits.USAGE
     end = read_record(machines.store, LAYOUT.boot_end("1", "boot-1"), BootEnd)
     assert end is not None and "must come from the bundle" in end.message
 
