@@ -274,16 +274,18 @@ def _attempts(head: Head, records: blocks.Records) -> Iterator[Attempt]:
         heartbeat: Heartbeat | None = heartbeat_found.record if heartbeat_found else None
         end: AttemptEnd | None = ended.record if ended else None
         step = max(start.step, heartbeat.step if heartbeat else 0, end.step if end else 0)
+        # Another VM has taken the run, or a handover has moved it, which fences the VM.
+        fenced = later is None and head.term > term
         if later:
             kept = records[later][AttemptStart].record.step
-        elif head.state in (
+        elif fenced or head.state in (
             State.FAILED,
             State.STOPPED,
         ):  # The step that a resume would continue from.
             kept = min(step, head.step)
         else:
             kept = step
-        over = end is not None or later is not None or head.state is not State.OPEN
+        over = end is not None or later is not None or fenced or head.state is not State.OPEN
         why, stderr = _failure(heartbeat, end)
         yield Attempt(
             term=term,

@@ -26,6 +26,7 @@ from outlast.bucket.restore import Reader
 from outlast.bucket.results import fetch_result, put_result
 from outlast.bucket.retention import Retention
 from outlast.bucket.rows import read_rows
+from outlast.bucket.standing import Standing, standing
 from outlast.bucket.store import Damaged, MemoryStore, Operation, open_store
 from outlast.cli import runs
 from outlast.cli.app import cli
@@ -139,6 +140,10 @@ def test_all_that_the_run_has_is_in_the_new_bucket_and_the_old_one_names_it(
     assert [(a.term, a.start, a.step) for a in now.attempts] == [
         (a.term, a.start, a.step) for a in before.attempts
     ]
+    # Its VM is fenced and left no end: it works no more, in either bucket.
+    (attempt,) = now.attempts
+    assert (attempt.reason, attempt.end) == (Reason.VM_LOST, attempt.seen)
+    assert standing(head, attempt, clock.now()) is Standing.INTERRUPTED
 
     said = (
         f"{place('gs://old', layout)}: the run was handed over to {place('gs://new', layout)}, and"
