@@ -9,7 +9,7 @@ from outlast.components.experiment import Experiment  # noqa: E402
 from outlast.components.foundation import Foundation  # noqa: E402
 
 config = settings.load()
-if config.part == "foundation":
-    Foundation.of("foundation", config).export()
-else:
+if config.part == "experiment":
     Experiment.of("experiment", config).export()
+else:
+    Foundation.of("foundation", config).export()

@@ -6,6 +6,7 @@ import pulumi
 
 from outlast import settings
 from outlast.components import shared
+from outlast.components.foundation_use import FoundationUse
 from outlast.components.shared import Shared, StackComponent
 from outlast.dynamic.foundation_guard import FoundationGuard
 from outlast.settings import Settings
@@ -14,7 +15,8 @@ from outlast.settings.experiment_args import ExperimentArgs
 
 class Foundation(StackComponent):
     """The bucket, the network, the role and the image that several experiments share, and a guard
-    that keeps them while an experiment uses them.
+    that keeps them while an experiment uses them. A sweep's also has the identity of its trials'
+    VMs.
 
     An experiment of another stack names it with `outlast:foundation`; `export` gives the stack the
     outputs that those experiments read.
@@ -52,16 +54,27 @@ class Foundation(StackComponent):
 
 def _declare(parent: pulumi.Resource, base: Shared) -> dict[str, Any]:
     config = base.config
-    if recipe := config.recipe:
+    recipe, outputs = config.recipe, settings.foundation_outputs(config)
+    identity = None
+    if config.part == "sweep" or (recipe and recipe.needs_token):
+        identity = base.identity()
+    if config.part == "sweep" and identity:
+        outputs["serviceAccount"] = identity.email
+        base.resources.append(identity)
+    if config.foundation:  # a sweep's, which passes it on
+        FoundationUse("use", {
+            "bucket": base.bucket, "object": config.foundation_note, "owner": config.owner,
+        }, base.opts)  # fmt: skip
+    if recipe:
         code = settings.bundle(config)
         bundle = base.bundle(code) if recipe.trainers else None
-        by = base.identity() if recipe.needs_token else None
+        by = identity if recipe.needs_token else None
         base.resources.append(base.image(code, by=by, bundle=bundle))
     FoundationGuard(
         "foundation", {"owner": config.owner, "bucket": config.bucket},
         pulumi.ResourceOptions(parent=parent, depends_on=base.resources))  # fmt: skip
     return {
-        **settings.foundation_outputs(config),
+        **outputs,
         "bucket": base.bucket,
         "network": base.network,
         "subnetwork": base.subnetwork,

@@ -89,10 +89,11 @@ class Shared:
         config = self.config
         return VmIdentity("identity", {
             "project": config.project, "experiment": config.experiment, "bucket": self.bucket,
-            "prefix": config.prefix, "leave_role": self.leave_role, "reads": config.reads,
-            "secrets": config.secret_owners, "account": config.service_account,
+            "written": config.written, "leave_role": self.leave_role, "reads": config.reads,
+            "secrets": config.secret_owners, "bound": bool(config.shared_account),
+            "account": config.shared_account or config.service_account,
             "payer": config.data_payer, "mark": labels.mark(config.labels),
-            "sweep": config.sweep_rules.name if config.sweep_rules else "",
+            "sweep": config.sweep_name,
         }, self.opts)  # fmt: skip
 
     def bundle(self, code: Code) -> BundleObject:

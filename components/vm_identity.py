@@ -8,7 +8,7 @@ from pulumi_gcp import projects, secretmanager, serviceaccount, storage
 
 from outlast.spec import labels, permissions
 from outlast.spec.account import account_id, short_digest
-from outlast.spec.sweep_rules import prefix_of
+from outlast.spec.sweep_rules import VM_FOLDERS, prefix_of
 
 
 class VmIdentityArgs(TypedDict):
@@ -18,13 +18,16 @@ class VmIdentityArgs(TypedDict):
     experiment: str
     """Plain str: ids are derived from it."""
     bucket: pulumi.Input[str]
-    prefix: str
-    """Prefix that the VM may write to, without a slash at the end."""
+    written: str
+    """What the names of objects that the VM may write begin with, such as
+    `experiments/EXPERIMENT/`."""
     leave_role: pulumi.Input[str]
     """The custom role that lets a VM leave its group."""
     account: NotRequired[str]
     """Address of an existing service account; empty: one is created. Plain str: it decides what is
     declared."""
+    bound: NotRequired[bool]
+    """Whether another stack has bound that account: nothing is declared."""
     mark: NotRequired[str]
     """Ends the descriptions: names the stack, so that `outlast destroy` finds what a damaged state
     has lost."""
@@ -70,6 +73,11 @@ class VmIdentity(pulumi.ComponentResource):
                 description=labels.described("Outlast: what VMs run as", args.get("mark", "")),
                 opts=pulumi.ResourceOptions(parent=self),
             ).email
+        self.email = email
+        self.bindings = []
+        if args.get("bound"):
+            self.register_outputs({"email": self.email})
+            return
         member = pulumi.Output.concat("serviceAccount:", email)
         leave = projects.IAMMember(
             f"{name}-leave",
@@ -85,8 +93,8 @@ class VmIdentity(pulumi.ComponentResource):
             member=member,
             condition={
                 "title": "outlast-own-prefix",
-                "description": f"Only {args['prefix']}/",
-                "expression": below(args["bucket"], args["prefix"]),
+                "description": f"Only {args['written']}",
+                "expression": starting(args["bucket"], args["written"]),
             },
             opts=pulumi.ResourceOptions(parent=self),
         )
@@ -107,7 +115,7 @@ class VmIdentity(pulumi.ComponentResource):
             for path in args.get("reads", ())
         ]
         if sweep := args.get("sweep"):
-            besides += self._of_sweep(name, args["bucket"], prefix_of(sweep), member)
+            besides += self._of_sweep(name, args["bucket"], sweep, member)
         if payer := args.get("payer"):
             besides.append(
                 projects.IAMMember(
@@ -118,7 +126,6 @@ class VmIdentity(pulumi.ComponentResource):
                     opts=pulumi.ResourceOptions(parent=self),
                 )
             )
-        self.email = email
         self.bindings = [leave, write, read, *besides]
         for project, secret in args.get("secrets", ()):
             self.bindings.append(
@@ -134,10 +141,11 @@ class VmIdentity(pulumi.ComponentResource):
         self.register_outputs({"email": self.email})
 
     def _of_sweep(
-        self, name: str, bucket: pulumi.Input[str], prefix: str, member: pulumi.Input[str]
+        self, name: str, bucket: pulumi.Input[str], sweep: str, member: pulumi.Input[str]
     ) -> list[storage.BucketIAMMember]:
         """objectCreator alone can replace nothing (page "IAM roles for Cloud Storage", read in
         November 2026)."""
+        folders = [f"{prefix_of(sweep)}/{folder}/" for folder in VM_FOLDERS]
         return [
             storage.BucketIAMMember(
                 f"{name}-sweep-{what}",
@@ -146,8 +154,8 @@ class VmIdentity(pulumi.ComponentResource):
                 member=member,
                 condition={
                     "title": f"outlast-sweep-{what}",
-                    "description": f"Only {prefix}/",
-                    "expression": below(bucket, prefix),
+                    "description": f"Only {', '.join(folders)}",
+                    "expression": starting(bucket, *folders),
                 },
                 opts=pulumi.ResourceOptions(parent=self),
             )
@@ -184,4 +192,9 @@ def at_or_below(bucket: str, path: str) -> pulumi.Output[str]:
 
 def below(bucket: pulumi.Input[str], prefix: str) -> pulumi.Output[str]:
     """The IAM condition "objects below the prefix, and listing them"."""
-    return pulumi.Output.from_input(bucket).apply(lambda name: permissions.below(name, prefix))
+    return starting(bucket, f"{prefix}/")
+
+
+def starting(bucket: pulumi.Input[str], *starts: str) -> pulumi.Output[str]:
+    """The IAM condition "objects whose names have one of these starts, and listing them"."""
+    return pulumi.Output.from_input(bucket).apply(lambda name: permissions.starting(name, *starts))

@@ -26,6 +26,17 @@ KILL_ROUNDS = 100
 KILL_ROUND_SEC = 0.01
 
 
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of this id on this machine."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def marked(mark: str) -> list[int]:
     """Processes with ``NAME=value`` in their environment, except this one; none if the system has
     no /proc.

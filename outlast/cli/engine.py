@@ -6,6 +6,7 @@ backends or proxies. So a rehearsal cannot reach a real project, however the she
 """
 
 import contextlib
+import functools
 import importlib.util
 import os
 import re
@@ -212,12 +213,21 @@ class Stack:
     this process's environment: see `enter`.
     """
 
-    def __init__(self, name: str, config: Mapping[str, Any], *, folder: Path) -> None:
-        """`config`: settings by full key, as in Pulumi.<stack>.yaml."""
+    def __init__(
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        *,
+        folder: Path,
+        document: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`config`: settings by full key, as in Pulumi.<stack>.yaml; `document`: what else that
+        file has. A folder that is there is used again.
+        """
         import yaml
 
         self.name = name
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         root = project()
         definition: dict[str, Any] = yaml.safe_load((root / PROJECT_FILE).read_text())
         definition["main"] = str(Path("project", definition.get("main") or "."))
@@ -225,9 +235,10 @@ class Stack:
         named: dict[str, Any] = {"name": runtime} if isinstance(runtime, str) else runtime
         options = {**(named.get("options") or {}), "virtualenv": str(Path(sys.prefix))}
         definition["runtime"] = {**named, "options": options}
-        (folder / "project").symlink_to(root, target_is_directory=True)
+        if not (folder / "project").is_symlink():
+            (folder / "project").symlink_to(root, target_is_directory=True)
         (folder / PROJECT_FILE).write_text(yaml.safe_dump(definition, sort_keys=False))
-        settings = {"config": dict(config)}
+        settings = {**(document or {}), "config": dict(config)}
         (folder / f"Pulumi.{name}.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
         self._folder = folder
         self._stack: automation.Stack | None = None
@@ -236,7 +247,8 @@ class Stack:
         """Creates the stack where needed, brings it up, and returns its outputs."""
         return self._do(
             lambda stack: {
-                key: output.value for key, output in stack.up(on_output=on_output).outputs.items()
+                key: output.value
+                for key, output in stack.up(on_output=on_output, show_secrets=False).outputs.items()
             }
         )
 
@@ -244,17 +256,33 @@ class Stack:
         """Destroys everything that the stack declares; its record in the backend stays."""
         self._do(lambda stack: stack.destroy(on_output=on_output))
 
+    def remove(self) -> None:
+        """Removes its record from the backend. Raises EngineError if something is left of it."""
+        self._do(lambda stack: stack.workspace.remove_stack(self.name, preserve_config=True))
+        self._stack = None
+
     def _do(self, action: "Callable[[automation.Stack], Any]") -> Any:
         from pulumi import automation
 
         try:
             if self._stack is None:
-                workspace = automation.LocalWorkspace(work_dir=str(self._folder))
+                workspace = automation.LocalWorkspace(
+                    work_dir=str(self._folder),
+                    pulumi_command=_command(os.environ.get("PATH", os.defpath)),
+                )
                 self._stack = automation.Stack.create_or_select(self.name, workspace)
             return action(self._stack)
         except automation.CommandError as error:
             why = _reason(str(error)) or str(error).strip()
             raise EngineError(f"stack {self.name}: {why}") from None
+
+
+@functools.cache
+def _command(path: str) -> "automation.PulumiCommand":
+    """The `pulumi` on a PATH, asked for its version once."""
+    from pulumi import automation
+
+    return automation.PulumiCommand()
 
 
 def _reason(text: str) -> str:

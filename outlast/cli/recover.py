@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outlast.base.process_tree import is_alive
 from outlast.cli import engine
 from outlast.cli.errors import EngineError, OperateError
 
@@ -58,6 +59,10 @@ declare.
 """
 
 
+class StackBusy(OperateError):
+    """Another process, which may be alive, holds the stack's lock."""
+
+
 @dataclass(frozen=True)
 class Recovered:
     """The result of a recovery."""
@@ -72,7 +77,7 @@ class Recovered:
 def recover(
     stack: str | None, *, env: Mapping[str, str] = os.environ, cwd: Path | None = None
 ) -> Recovered | None:
-    """Recovers the stack, or the selected one; None if nothing was wrong. Raises OperateError if
+    """Recovers the stack, or the selected one; None if nothing was wrong. Raises StackBusy if
     another process is working on it.
     """
     of = ["-s", stack] if stack else []
@@ -173,23 +178,13 @@ def _drop_torn(backend: str) -> None:
 def _check_dead(said: str) -> None:
     """Whether the engine's message says that a dead process of this machine holds the lock.
 
-    EngineError: it is something else; OperateError: the holder may be alive.
+    EngineError: it is something else; StackBusy: the holder may be alive.
     """
     if "locked by" not in said:
         raise EngineError(said)
     holder = engine.LOCK_HOLDER.search(said)
-    if holder is None or holder["host"] != socket.gethostname() or _alive(int(holder["pid"])):
-        raise OperateError(
+    if holder is None or holder["host"] != socket.gethostname() or is_alive(int(holder["pid"])):
+        raise StackBusy(
             "stack: another process is working on it; wait for it, or if it is dead run pulumi "
             f"cancel ({holder[0] if holder else said})."
         )
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -169,6 +169,14 @@ list.
 """
 
 
+_OF_DISK = {
+    "pd-standard": "DISKS_TOTAL_GB",
+    "pd-balanced": "SSD_TOTAL_GB",
+    "pd-ssd": "SSD_TOTAL_GB",
+}
+"""The quota of a boot disk by its type."""
+
+
 @dataclass(frozen=True)
 class Need:
     """What one VM takes of a quota."""
@@ -239,6 +247,40 @@ def _quotas(settings: Settings) -> Answer:
         " be created until the limit is higher: ask for it on the page Quotas of the console, or"
         " choose another machine type or region"
     )
+
+
+def shortages(
+    settings: Settings, *, at_once: int, groups: int
+) -> list[tuple[str, str, float, float]] | None:
+    """The quotas that cannot hold so many VMs at once, and so many groups with a template each: for
+    each its metric, where, its limit and what is needed. None if they cannot be read.
+    """
+    compute = Compute(settings.project)
+    try:
+        region = _limits(compute.call("GET", f"regions/{settings.region}"))
+        project = _limits(compute.call("GET", ""))
+    except ComputeError:
+        return None
+    vms = needs(settings, settings.machine_type)
+    gpus = [need.amount for need in vms if need.metrics[-1].endswith("_GPUS")]
+    address = [Need(("IN_USE_ADDRESSES",), 1)] if settings.network_rules.external_ip else []
+    of_disk = _OF_DISK.get(settings.boot_disk_type)
+    disk = [Need((of_disk,), settings.boot_disk_gb)] if of_disk else []
+    managers = "INSTANCE_GROUP_MANAGERS" if settings.zone else "REGIONAL_INSTANCE_GROUP_MANAGERS"
+    asked = [
+        *((need, at_once, region) for need in (*vms, *address, *disk, Need(("INSTANCES",), 1))),
+        *((Need(("GPUS_ALL_REGIONS",), gpu), at_once, project) for gpu in gpus[:1]),
+        (Need((managers,), 1), groups, region),
+        (Need(("INSTANCE_TEMPLATES",), 1), groups, project),
+    ]
+    found = []
+    for need, times, quotas in asked:
+        wanted = Need(need.metrics, need.amount * times)
+        if short := shortage([wanted], quotas):
+            metric, limit, amount = short
+            where = "" if quotas is project else f" in {settings.region}"
+            found.append((metric, where, limit, amount))
+    return found
 
 
 def _limits(answer: Mapping[str, Any]) -> Quotas:

@@ -19,6 +19,7 @@ from outlast.settings.rules.place import (
     LOCAL_PROJECT,
     bucket_of,
     check_part,
+    check_trial,
     cloud_project,
     default_labels_of,
     foundation_name,
@@ -71,6 +72,7 @@ def check(
     refuse_for_existing(given)
 
     runs = _run_of(given, values, cloud, stack, secret_keys)
+    check_trial(given, runs["experiment"], foundation_outputs or {})
     network = network_of(given, runs["git"])
     recipe = recipe_of(given, cloud, location, network, machine.modules)
     check_security(given, region=location.region, recipe=recipe, gpus=machine.gpus)
@@ -90,6 +92,7 @@ def check(
         "recipe": recipe,
         "foundation": foundation_name(values, organization, project),
         "leave_role": (foundation_outputs or {}).get("leaveRole", ""),
+        "shared_account": (foundation_outputs or {}).get("serviceAccount", ""),
         "network_rules": network,
         "labels": label_rules.of_stack(project, stack, runs["experiment"], own_labels),
         "timeouts": timeouts_of(given, spot=machine.spot),

@@ -239,8 +239,9 @@ class ExperimentArgs(TypedDict, total=False):
 
     # What is shared, and how VMs are reached
     part: str
-    """What the stack declares: experiment, or foundation (a bucket, network, role and image that
-    experiments share). Default: `"experiment"`
+    """What the stack declares: experiment, foundation (a bucket, network, role and image that
+    experiments share), or sweep (the same with the identity of its trials' VMs; outlast sweep
+    sets it). Default: `"experiment"`
     """
     foundation: str
     """Stack that declares the foundation of this experiment, by its name or as

@@ -441,11 +441,12 @@ class WhereAndOnWhat(Section):
 class WhatIsSharedAndHowVmsAreReached(Section):
     """What is shared, and how VMs are reached"""
 
-    part: Annotated[str, one_of("experiment", "foundation")] = Field(
+    part: Annotated[str, one_of("experiment", "foundation", "sweep")] = Field(
         "experiment",
         description=(
-            "What the stack declares: experiment, or foundation (a bucket, network, role and "
-            "image that experiments share)"
+            "What the stack declares: experiment, foundation (a bucket, network, role and image "
+            "that experiments share), or sweep (the same with the identity of its trials' VMs; "
+            "outlast sweep sets it)"
         ),
     )
     foundation: str = Field(

@@ -154,7 +154,9 @@ def foundation_outputs(settings: Settings) -> dict[str, Any]:
     `outlast.spec.foundation.overlay`.
     """
     image = "" if settings.is_default("image") else settings.image
+    sweep = {"sweep": settings.sweep_name} if settings.part == "sweep" else {}
     return {
+        **sweep,
         "part": settings.part,
         "owner": settings.owner,
         "project": settings.project,

@@ -9,7 +9,7 @@ from outlast.cloud import recipe as recipes
 from outlast.costs import pricing
 from outlast.settings.keys import Keys
 from outlast.settings.rules.budget import hour_prices
-from outlast.spec import foundation, identity, network_rules, secrets
+from outlast.spec import foundation, identity, network_rules, secrets, sweeps
 from outlast.spec.delivery import Git
 from outlast.spec.pin import Pin
 from outlast.spec.run_spec import NO_DEADLINE, RunSpec, Timeouts, texts_of
@@ -44,6 +44,9 @@ class Settings(Keys):
     """The recipe of the image; None if no image is baked."""
     leave_role: str
     """The foundation's role; empty if the stack declares its own."""
+    shared_account: str
+    """Address of the service account of a sweep's trials, which has its bindings already; empty if
+    the stack binds its own."""
     network_rules: network_rules.NetworkRules
     timeouts: str
     """Canonical JSON object of seconds, as the VM reads it."""
@@ -107,6 +110,18 @@ class Settings(Keys):
     def prefix(self) -> str:
         """The experiment's prefix in the bucket."""
         return f"experiments/{self.experiment}"
+
+    @property
+    def sweep_name(self) -> str:
+        """The sweep that the stack's VMs belong to; empty for none."""
+        if self.part == "sweep":
+            return self.experiment.partition(sweeps.TRIAL)[0]
+        return self.sweep_rules.name if self.sweep_rules else ""
+
+    @property
+    def written(self) -> str:
+        """What the names of objects that the stack's VMs may write begin with."""
+        return sweeps.written(self.sweep_name) if self.part == "sweep" else f"{self.prefix}/"
 
     @property
     def billed(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def overlay(
 
     `project` and `region` are the experiment's; `defaults` those of its settings.
     """
-    if outputs.get("part") != "foundation":
+    if outputs.get("part") not in ("foundation", "sweep"):
         raise ValueError(
             f"{namespace}:foundation {stack!r}: declares no foundation; set it to a stack with"
             f" {namespace}:part foundation that has been brought up, or leave it out"

@@ -36,6 +36,10 @@ STARTUP = 5
 """Other trials that the median needs, as many libraries have it by default."""
 
 
+VM_FOLDERS = ("rungs", "decisions")
+"""Folders of a sweep's prefix in which VMs create objects; the others are the operator's."""
+
+
 def prefix_of(name: str) -> str:
     """Prefix of a sweep's objects in the bucket, without a slash at the end."""
     return f"sweeps/{name}"

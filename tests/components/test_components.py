@@ -40,7 +40,7 @@ def identity(**changes):
             "project": "p",
             "experiment": "a-b",
             "bucket": "p-outlast",
-            "prefix": "experiments/a-b",
+            "written": "experiments/a-b/",
             "leave_role": "projects/p/roles/outlast_a_b",
             **changes,
         },

@@ -196,7 +196,7 @@ def test_settings_that_conflict_with_a_foundation_are_refused():
         ({"softDeleteDays": "a week"}, "'a week': must be a whole number; set outlast:soft"),
         ({"softDeleteDays": "3"}, "outlast:softDeleteDays 3: must be 0, or 7 to 90"),
         ({"bucketMode": "mine"}, "outlast:bucketMode 'mine': must be managed or existing"),
-        ({"part": "both"}, "outlast:part 'both': must be experiment or foundation"),
+        ({"part": "both"}, "outlast:part 'both': must be experiment, foundation or sweep"),
         ({"part": "foundation", "foundation": "base"}, "a foundation cannot use another"),
         (
             {"part": "foundation", "args": '{"epochs": 5}'},

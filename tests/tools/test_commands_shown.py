@@ -84,6 +84,18 @@ RUN_BY = {
     "outlast run --destroy": ("tests/engine/test_changes.py", '"run", "dev", "--destroy"'),
     "outlast status": ("tests/engine/test_changes.py", 'outlast("status", "dev"'),
     "outlast stop": ("tests/cli/test_resume.py", "stop("),
+    **{
+        f"outlast sweep {command}": ("tests/cli/sweep/test_commands.py", f'("{command}", ')
+        for command in ("ask", "destroy", "leaderboard", "preview", "tell", "up")
+    },
+    "outlast sweep ask --params": ("tests/cli/sweep/test_commands.py", '"--params"'),
+    "outlast sweep fetch": ("tests/cli/sweep/test_commands.py", '"fetch", "lr"'),
+    "outlast sweep fetch --best": ("tests/cli/sweep/test_commands.py", '"fetch", "lr", "--best"'),
+    "outlast sweep leaderboard --every": ("tests/cli/sweep/test_leaderboard.py", "every=True"),
+    "outlast sweep tell --json": ("tests/cli/sweep/test_commands.py", '"--json"'),
+    "outlast sweep tell --wait": ("tests/cli/sweep/test_commands.py", '"--wait"'),
+    "outlast sweep up --base": ("tests/cli/sweep/test_commands.py", '"--base"'),
+    "outlast sweep up --grid": ("tests/cli/sweep/test_commands.py", '"--grid"'),
     "outlast train": ("tests/cli/test_failures.py", '"train", "--run-dir"'),
     "outlast train --checkpoint-dir": ("tests/loop/test_command_work.py", '"--checkpoint-dir"'),
     "outlast train --checkpoint-quiet-sec": (
@@ -166,7 +178,7 @@ def keys(one: Shown) -> list[str]:
 
 def _outlast(words: list[str]) -> tuple[str, list[str]]:
     words = words[: words.index("--")] if "--" in words else words
-    size = 2 if words[0] == "cloud" else 1
+    size = 2 if words[0] in ("cloud", "sweep") else 1
     options = [word for word in words[size:] if word.startswith("--") and word != "--help"]
     return " ".join(["outlast", *words[:size]]), options
 

@@ -34,7 +34,7 @@ def network_of(given: Keys, git: delivery.Git | None) -> network_rules.NetworkRu
 
 def _needs_internet(given: Keys, git: delivery.Git | None) -> list[str]:
     """What a boot fetches from outside of Google's APIs, in words."""
-    if given.part == "foundation":
+    if given.part != "experiment":
         return []
     needs = []
     if git is not None:

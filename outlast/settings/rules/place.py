@@ -9,13 +9,14 @@ from urllib.parse import urlsplit
 from outlast.cloud import recipe as recipes
 from outlast.settings.errors import NAMESPACE, SettingsError, bad
 from outlast.settings.keys import Keys, declared, to_camel
-from outlast.spec import foundation, network_rules
+from outlast.spec import foundation, network_rules, sweeps
 from outlast.spec import labels as label_rules
 
 LOCAL_PROJECT = "outlast-rehearsal"
 """The local cloud's project, so that the example stack never touches a real one."""
 EXPERIMENT = "experiment"
-"""The part with a run; the other part is a foundation."""
+"""The part with a run; the other parts are shared by several."""
+SWEEP = "sweep"
 _STACK = re.compile(r"(?:[-_.A-Za-z0-9]+/){0,2}[-_.A-Za-z0-9]+")
 _LABEL_KEY = re.compile(r"[a-z][_a-z0-9-]{0,62}")
 _LABEL_VALUE = re.compile(r"[_a-z0-9-]{0,63}")
@@ -84,8 +85,8 @@ def refuse_for_existing(given: Keys) -> None:
 
 
 def check_part(given: Keys) -> None:
-    """Refuses settings that a foundation cannot have."""
-    if given.part == EXPERIMENT:
+    """Refuses settings that a foundation cannot have. A sweep has its trials' settings."""
+    if given.part in (EXPERIMENT, SWEEP):
         return
     if given.foundation:
         raise SettingsError(
@@ -100,6 +101,22 @@ def check_part(given: Keys) -> None:
                 f"{NAMESPACE}:{to_camel(name)} {shown!r} beside {NAMESPACE}:part foundation: is a"
                 " run's, and a foundation has none; leave it out here, and set it in the experiment"
             )
+
+
+def check_trial(given: Keys, experiment: str, outputs: Mapping[str, Any]) -> None:
+    """Refuses a sweep's foundation for other experiments than its trials, whose prefix its account
+    can write to, and a trial's name for others. `outputs`: the foundation's; empty for none.
+    """
+    sweep = outputs.get("sweep", "")
+    name, dashes, _ = experiment.partition(sweeps.TRIAL)
+    if sweep and (name != sweep or not dashes):
+        raise SettingsError(
+            f"{NAMESPACE}:foundation {given.foundation!r}: is the sweep {sweep}, whose account"
+            f" writes to its trials only; set {NAMESPACE}:foundation to another stack for"
+            f" experiment {experiment}, or leave it out"
+        )
+    if dashes and not sweep and given.part != SWEEP:
+        raise bad("experiment", experiment, "two dashes in a row are for the trials of a sweep")
 
 
 def foundation_name(values: Mapping[str, Any], organization: str, project: str) -> str:

@@ -34,7 +34,7 @@ WRITE, READ = "roles/storage.objectUser", "roles/storage.objectViewer"
 SECRET = "roles/secretmanager.secretAccessor"
 SECRETS = f"/secretmanager/v1/projects/{PROJECT}/secrets"
 OWN = "experiments/dev"
-SWEEP = "sweeps/lr/"
+SWEEP = "sweeps/lr/rungs/, sweeps/lr/decisions/"
 LENT = "rows"
 """A folder that `dataPaths` names, in another team's bucket."""
 INIT = "experiments/theirs/0123456789/t000001/s000000000100-01234567/"
@@ -107,6 +107,7 @@ api alike-list GET "$store/o?prefix=experiments/dev-2/"
 api experiments-list GET "$store/o?prefix=experiments/"
 api bucket-list GET "$store/o"
 api sweep-overwrite POST "$upload=sweeps/lr/rungs/10/theirs" -d x
+api sweep-lock-create POST "$upload=sweeps/lr/LOCK" -d x
 api sweep-delete DELETE "$store/o/sweeps%2Flr%2Frungs%2F10%2Ftheirs"
 api sweep-alike-write POST "$upload=sweeps/lr-2/rungs/10/mine" -d x
 api sweep-alike-read GET "$store/o/sweeps%2Flr-2%2Frungs%2F10%2Ftheirs?alt=media"
@@ -240,7 +241,7 @@ def declared(buckets: Buckets) -> Declared:
                 "project": PROJECT,
                 "experiment": "dev",
                 "bucket": buckets.own,
-                "prefix": OWN,
+                "written": f"{OWN}/",
                 "leave_role": role.role,
                 "secrets": [(PROJECT, "own")],
                 "sweep": "lr",

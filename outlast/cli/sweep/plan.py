@@ -1,0 +1,230 @@
+"""What a sweep would do and cost, before any money is spent."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outlast.cli.errors import UsageError
+from outlast.cli.sweep.file import Sweep
+from outlast.cli.sweep.states import SweepState
+from outlast.cli.sweep.trials import Trial
+from outlast.costs import pricing
+
+if TYPE_CHECKING:
+    from outlast.settings import Settings
+
+PARALLEL = "parallel"
+BUDGET = "budget"
+
+ACCOUNTS = 100
+"""Service accounts of a project, by default (page "Quotas and limits" of IAM, read in November
+2026)."""
+ROLES = 300
+"""Custom roles of a project (same page)."""
+BINDINGS = 100
+"""Conditional bindings that Google advises at most in one policy (page "Best practices for IAM
+Conditions", read in November 2026)."""
+
+
+@dataclass(frozen=True)
+class Worst:
+    """What a trial costs at most: its VM's price until its limit."""
+
+    hour: pricing.Sum
+    hours: float
+
+    @property
+    def dollars(self) -> float | None:
+        """None if a part has no known price."""
+        return None if self.hour.unknown else self.hour.hour * self.hours
+
+
+def worst_of(settings: "Settings") -> Worst:
+    """The worst case of a trial with these settings: its dearest machine, until its limit, or
+    until its own budget is used up.
+    """
+    dearest = max(settings.machine_prices.values(), key=lambda one: (bool(one.unknown), one.hour))
+    hours = settings.max_run_minutes / 60
+    if settings.budget_dollars:  # its price is known, or the settings are refused
+        hours = min(hours, settings.budget_dollars / dearest.hour)
+    return Worst(dearest, hours)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which trials start now, and why the others wait."""
+
+    start: tuple[Trial, ...]
+    waiting: Mapping[str, str]
+    """By run: PARALLEL or BUDGET."""
+
+
+def planned(sweep: Sweep, trials: Sequence[Trial], state: SweepState) -> Plan:
+    """The trials that have neither ended nor started, as far as `parallel` and the budget allow.
+
+    Raises UsageError if there is a budget in dollars and a price is unknown.
+    """
+    budget = sweep.asked.budget
+    open_now = sum(one.is_open for one in state.trials.values())
+    dollars = sum(one.reserved_dollars for one in state.trials.values())
+    hours = sum(one.reserved_hours for one in state.trials.values())
+    start: list[Trial] = []
+    waiting: dict[str, str] = {}
+    for trial in trials:
+        known = state.trials.get(trial.run)
+        if known and (known.has_ended or known.is_open):
+            continue
+        worst = worst_of(trial.settings)
+        # What it has cost before it was destroyed is in the sum already.
+        if budget and budget.dollars is not None:
+            if worst.dollars is None:
+                raise UsageError(
+                    f"budget.dollars {budget.dollars:g}: no price is known for"
+                    f" {', '.join(worst.hour.unknown)}, so that the worst case is unknown; give"
+                    " budget hours, or leave it out."
+                )
+            fits = dollars + worst.dollars <= budget.dollars
+        else:
+            fits = budget is None or hours + worst.hours <= (budget.hours or 0)
+        if not fits:
+            waiting[trial.run] = BUDGET
+        elif open_now + len(start) >= sweep.asked.parallel:
+            waiting[trial.run] = PARALLEL
+        else:
+            start.append(trial)
+            dollars += worst.dollars or 0.0
+            hours += worst.hours
+    return Plan(tuple(start), waiting)
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What `outlast sweep preview` shows."""
+
+    sweep: Sweep
+    trials: tuple[Trial, ...]
+    states: Mapping[str, str]
+    """By run: `new`, or how a trial stands that was recorded before."""
+    plan: Plan
+    equal: int
+    """Samples that are equal to another one."""
+    worst: Worst
+    """Of the dearest trial."""
+    spent: float
+    limits: tuple[str, ...]
+    """Limits of the project and the bucket that the sweep meets, a sentence each."""
+    warnings: tuple[str, ...]
+
+    @property
+    def left(self) -> int:
+        """Trials that have not ended."""
+        return len(self.plan.start) + len(self.plan.waiting)
+
+    @property
+    def dollars(self) -> float | None:
+        """What the trials that have not started cost at most."""
+        return None if self.worst.dollars is None else self.worst.dollars * self.left
+
+    @property
+    def hours(self) -> float:
+        """How long they take at most, side by side."""
+        return math.ceil(self.left / self.sweep.asked.parallel) * self.worst.hours
+
+    def as_json(self) -> dict[str, Any]:
+        asked = self.sweep.asked
+        return {
+            "sweep": self.sweep.name,
+            "base": asked.base,
+            "trials": [
+                {
+                    "id": trial.run,
+                    "number": trial.number,
+                    "parameters": dict(trial.parameters),
+                    "state": self.states[trial.run],
+                    "waits": self.plan.waiting.get(trial.run),
+                }
+                for trial in self.trials
+            ],
+            "equal_samples": self.equal,
+            "parallel": asked.parallel,
+            "starts": len(self.plan.start),
+            "cost": {
+                "prices_of": pricing.date(),
+                "hour": None if self.worst.hour.unknown else round(self.worst.hour.hour, 6),
+                "trial_hours": self.worst.hours,
+                "trial": _rounded(self.worst.dollars),
+                "all": _rounded(self.dollars),
+                "spent": round(self.spent, 4),
+                "unknown": list(self.worst.hour.unknown),
+            },
+            "budget": asked.budget.model_dump(exclude_none=True) if asked.budget else None,
+            "hours": self.hours,
+            "limits": list(self.limits),
+            "warnings": list(self.warnings),
+        }
+
+
+def _rounded(dollars: float | None) -> float | None:
+    return None if dollars is None else round(dollars, 4)
+
+
+def preview(
+    sweep: Sweep, trials: Sequence[Trial], state: SweepState, settings: "Settings", why: str = ""
+) -> Preview:
+    """`settings`: of some trial, or the base's; `why`: why `state` is not known. Raises UsageError
+    as `planned` does.
+    """
+    worsts = [worst_of(trial.settings) for trial in trials] or [worst_of(settings)]
+    worst = max(worsts, key=lambda one: (bool(one.hour.unknown), one.hour.hour * one.hours))
+    states = {
+        trial.run: state.trials[trial.run].state if trial.run in state.trials else "new"
+        for trial in trials
+    }
+    quotas, warnings = _quotas(sweep, settings, len(trials))
+    return Preview(
+        sweep,
+        tuple(trials),
+        states,
+        planned(sweep, trials, state),
+        len(sweep.points()) - len({trial.run for trial in trials if not trial.asked}),
+        worst,
+        sum(one.dollars for one in state.trials.values()),
+        (*_shared(settings), *quotas),
+        (*([why] if why else []), *warnings),
+    )
+
+
+def _shared(settings: "Settings") -> Iterator[str]:
+    """What all trials share, and which limits that keeps away."""
+    roles = "no custom role" if settings.leave_role else f"1 custom role of {ROLES}"
+    account = (
+        "an existing service account"
+        if settings.service_account
+        else (f"1 service account of {ACCOUNTS} by default")
+    )
+    bindings = 2 + len(settings.reads)
+    yield (
+        f"project {settings.project}: the trials share {account} and {roles}; bucket"
+        f" {settings.bucket}: {bindings} conditional bindings of about {BINDINGS}"
+    )
+    yield (
+        "each trial has its own template, group and object of code; outlast sweep destroy deletes"
+        " them"
+    )
+
+
+def _quotas(sweep: Sweep, settings: "Settings", count: int) -> tuple[list[str], list[str]]:
+    """The quotas that the trials meet, and why they may not be known."""
+    from outlast.settings import allowances
+
+    count = count or sweep.asked.parallel
+    at_once = min(sweep.asked.parallel, count)
+    short = allowances.shortages(settings, at_once=at_once, groups=count)
+    if short is None:
+        return [], [f"quotas of project {settings.project}: could not be read, so not checked"]
+    return [
+        f"quota {metric}{where}: {at_once} trials at once, {count} in all, need {need:g}, and"
+        f" its limit is {limit:g}; lower parallel, or ask for more (page Quotas of the console)"
+        for metric, where, limit, need in short
+    ], []

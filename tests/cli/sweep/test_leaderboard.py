@@ -1,0 +1,150 @@
+"""The leaderboard compares at equal steps, over seeds, and names the best trial."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from outlast.base.exits import State
+from outlast.cli.sweep import bring_up, leaderboard, states
+from outlast.cli.sweep.leaderboard import Leaderboard
+from tests.cli.sweep.made import World
+
+RATES = {"learning-rate": [0.1, 0.2, 0.3]}
+ASKED: dict[str, Any] = {"parameters": RATES, "metric": "acc", "goal": "max"}
+
+
+def curve(*values: float | str, every: int = 10) -> dict[int, dict[str, Any]]:
+    return {every * (n + 1): {"acc": value} for n, value in enumerate(values)}
+
+
+def board(world: World, **named: Any) -> Leaderboard:
+    return leaderboard.of(world.objects, states.read(world.objects), **named)
+
+
+def ranks(found: Leaderboard) -> list[tuple[Any, float | None, bool]]:
+    return [
+        (line.trial.record.parameters["learning-rate"], line.value, line.compared)
+        for line in found.lines
+    ]
+
+
+def up(world: World, curves: Mapping[float, Any], **changes: Any) -> None:
+    world.up(**{**ASKED, **changes})
+    for rate, (state, rows) in curves.items():
+        world.trains(world.run_of(learning_rate=rate), state, rows=rows)
+
+
+def test_trials_are_compared_at_the_largest_step_that_all_have_reached(world: World) -> None:
+    up(
+        world,
+        {
+            0.1: (State.OPEN, curve(0.5, 0.6)),
+            0.2: (State.DONE, curve(0.4, 0.7, 0.9)),
+            0.3: (State.OPEN, curve(0.7, 0.65, 0.8, 0.95)),
+        },
+    )
+    found = board(world)
+    assert found.step == 20
+    assert ranks(found) == [(0.2, 0.7, True), (0.3, 0.65, True), (0.1, 0.6, True)]
+    assert found.best and found.best.trial.record.parameters == {"learning-rate": 0.2}
+    assert [(line.best, line.best_step) for line in found.lines] == [
+        (0.9, 30),
+        (0.95, 40),
+        (0.6, 20),
+    ]
+    low = board(world, goal="min")
+    assert [rate for rate, *_ in ranks(low)] == [0.1, 0.3, 0.2]
+    assert [line.best for line in low.lines] == [0.5, 0.65, 0.4]
+
+
+def test_another_step_leaves_out_trials_that_have_not_reached_it(world: World) -> None:
+    up(
+        world,
+        {
+            0.1: (State.OPEN, curve(0.5, 0.6)),
+            0.2: (State.DONE, curve(0.4, 0.7, 0.9)),
+            0.3: (State.DONE, curve(0.3, 0.8, 0.85)),
+        },
+    )
+    assert ranks(board(world, at=30)) == [(0.2, 0.9, True), (0.3, 0.85, True), (0.1, 0.6, False)]
+    # Between two rows, the last one before counts.
+    assert ranks(board(world, at=25))[0] == (0.3, 0.8, True)
+
+
+def test_trials_that_ended_early_are_shown_and_not_compared(world: World) -> None:
+    up(
+        world,
+        {
+            0.1: (State.PRUNED, curve(0.99)),
+            0.2: (State.FAILED, curve(0.98)),
+            0.3: (State.DONE, curve(0.4, 0.5)),
+        },
+    )
+    found = board(world)
+    assert found.step == 20
+    assert ranks(found) == [(0.3, 0.5, True), (0.1, 0.99, False), (0.2, 0.98, False)]
+
+
+def test_a_value_that_is_not_finite_is_last(world: World) -> None:
+    up(
+        world,
+        {
+            0.1: (State.DONE, curve(0.1, "NaN")),
+            0.2: (State.DONE, curve(0.1, 0.2)),
+            0.3: (State.DONE, curve(0.1, "Infinity")),
+        },
+    )
+    first, *others = board(world).lines
+    assert first.value == 0.2 and not any(math.isfinite(line.value or 0) for line in others)
+    assert board(world).as_json()["trials"][1]["value"] in ("NaN", "Infinity")
+
+
+def test_trials_without_a_value_come_last(world: World) -> None:
+    up(world, {0.2: (State.OPEN, curve(0.4))})
+    found = board(world)
+    assert [line.trial.state for line in found.lines] == ["running", "starting", "starting"]
+    assert found.step == 10 and found.lines[1].value is None
+    assert board(world, metric="other", goal="min").best is None
+
+
+def test_mean_and_spread_over_seeds(world: World) -> None:
+    parameters = {"learning-rate": [0.1, 0.2], "seed": [1, 2, 3]}
+    world.up(parameters=parameters, metric="acc", goal="max", parallel=9)
+    values = {0.1: (0.5, 0.6, 0.7), 0.2: (0.9, 0.9, 0.9)}
+    for rate, seeds in values.items():
+        for seed, value in enumerate(seeds, 1):
+            run = world.run_of(learning_rate=rate, seed=seed)
+            world.trains(run, State.DONE, rows=curve(value))
+    first, second = board(world).groups
+    assert first.parameters == {"learning-rate": 0.2} and len(first.runs) == 3
+    assert (first.mean, first.spread) == (pytest.approx(0.9), pytest.approx(0))
+    assert (second.mean, second.spread) == (pytest.approx(0.6), pytest.approx(0.1))
+
+
+def test_it_works_after_a_destroy(world: World) -> None:
+    up(world, {rate: (State.DONE, curve(rate)) for rate in RATES["learning-rate"]})
+    before = board(world).as_json()
+    bring_up.destroy(world.objects, world.stacks, jobs=1)
+    assert board(world).as_json() == before
+    assert before["best"] == world.run_of(learning_rate=0.3) and before["step"] == 10
+    assert before["dollars"] > 0
+
+
+def test_trials_of_an_earlier_file_are_shown_on_request(world: World) -> None:
+    up(world, {0.1: (State.DONE, curve(0.9))})
+    world.up(**{**ASKED, "parameters": {"learning-rate": [0.2, 0.3]}})
+    found = board(world)
+    assert len(found.lines) == 2 and found.earlier == 1
+    assert len(board(world, every=True).lines) == 3
+
+
+def test_a_run_that_cannot_be_read_is_named_and_not_started_again(world: World) -> None:
+    up(world, {0.1: (State.DONE, curve(0.9))})
+    run = world.run_of(learning_rate=0.1)
+    world.store.put(states.place_of(world.objects, run).layout.head, b"x")
+    world.objects.mark_down(run)
+    found = {one.state: one for one in states.read(world.objects).trials.values()}
+    assert "outlast repair" in found["unread"].why
+    assert not world.up(**ASKED).done
