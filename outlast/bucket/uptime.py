@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from outlast.base.exits import Reason
 from outlast.bucket.history import Attempt, History
 from outlast.bucket.layout import AttemptStart, BootRecord, Layout
 from outlast.bucket.standing import Standing, standing
@@ -108,7 +109,9 @@ def _keep(
     book: History,
     now: datetime,
 ) -> None:
-    """The last VM, where it stays after the run's end."""
+    """The last VM, where it stays after the run's end. One whose budget is used up does not."""
+    if book.head.end is not None and book.head.end.reason is Reason.BUDGET:
+        return
     end = book.attempts[-1].end
     instance_id, start = next(reversed(records.items()))
     timeouts = start.spec.get("timeouts")

@@ -270,7 +270,7 @@ def _end_of_run(boot: Boot, outcome: Outcome) -> int:
                 head = boot.head_file.read().head
                 _log.info(f"the run is done; {_result_location(boot, head)}")
         return exits.DONE if done and delivered else FAILED
-    keep_sec = timeouts.keep
+    keep_sec = 0.0 if outcome.reason is Reason.BUDGET else timeouts.keep
     if outcome.reason is Reason.RESULT_TOO_LARGE:  # only this machine has the files
         keep_sec = max(keep_sec, KEEP_RESULT_SEC)
     if keep_sec > 0:

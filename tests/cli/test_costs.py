@@ -66,8 +66,14 @@ class World:
         record = AttemptEnd(term, reason, State.OPEN, 75, step, step, "", (), 0.0, START)
         self.store.put(LAYOUT.attempt_end(term), record.to_json())
 
-    def head(self, term: int, state: State = State.OPEN, step: int = 100) -> None:
-        end = End(Reason.DONE, 0, step, None) if state.ended else None
+    def head(
+        self,
+        term: int,
+        state: State = State.OPEN,
+        step: int = 100,
+        reason: Reason = Reason.DONE,
+    ) -> None:
+        end = End(reason, 0, step, None) if state.ended else None
         deadline = START + timedelta(hours=24)
         head = Head("o/p/s", 0, 0, term, state, end, START, deadline, (), (), 0, 0, None, "n")
         self.store.put(LAYOUT.head, head.to_json())
@@ -117,6 +123,14 @@ def test_a_boot_that_came_to_nothing_costs_a_minute_of_the_same_machine(world):
     world.head(2, State.DONE)
     first, second = world.count(5000).lives
     assert first.hours == pytest.approx(1 / 60) and first.rate == second.rate
+
+
+def test_a_vm_is_not_kept_beyond_its_budget(world):
+    world.boot(1, 0)
+    world.attempt(1, 0, keep=1800)
+    world.end(1, 3600, Reason.BUDGET)
+    world.head(1, State.STOPPED, reason=Reason.BUDGET)
+    assert world.count(90_000).hours == pytest.approx(1.0)
 
 
 def test_a_vm_that_is_kept_is_paid_for(world):

@@ -34,8 +34,11 @@ def end_of(world: World) -> tuple[State, Reason | None]:
 
 
 def test_a_run_stops_at_its_budget_with_what_is_done(world: World) -> None:
-    vm = world.boot(stopped_after(3), spec=spec_with(budget_dollars=3.0, hour_prices=SECOND))
+    # A VM that is to be kept would cost more than the budget.
+    spec = spec_with(budget_dollars=3.0, hour_prices=SECOND, keep=3600)
+    vm = world.boot(stopped_after(3), spec=spec)
     assert vm.run() == 0
+    assert not any("the machine stays" in line for line in vm.said)
     assert end_of(world) == (State.STOPPED, Reason.BUDGET)
     assert [entry.step for entry in world.head.chain] == [3]
     assert world.end_of(1).reason is Reason.BUDGET
