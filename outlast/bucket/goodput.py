@@ -94,14 +94,6 @@ class Goodput:
         with_vm = self.wall_sec - self.seconds(Use.WAITING)
         return self.seconds(Use.PRODUCTIVE) / with_vm if with_vm > 0 else 0.0
 
-    @property
-    def disruptions_sec(self) -> float:
-        """Seconds that VMs worked only because an attempt before had ended: steps that were
-        repeated, and every start but the first."""
-        first = next((one.term for one in self.stretches if one.use is not Use.WAITING), 0)
-        starts = (one for one in self.stretches if one.use is Use.STARTUP and one.term > first)
-        return self.seconds(Use.LOST) + sum(one.seconds for one in starts)
-
     def as_json(self) -> dict[str, Any]:
         return {
             "share": round(self.share, 4),
@@ -109,7 +101,6 @@ class Goodput:
             "runtime": round(self.runtime, 4),
             "program": None,
             "wall_sec": round(self.wall_sec, 3),
-            "disruptions_sec": round(self.disruptions_sec, 3),
             "causes": [
                 {"use": use, "google": use.google, "sec": round(self.seconds(use), 3)}
                 for use in Use

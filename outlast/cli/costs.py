@@ -176,6 +176,26 @@ class Costs:
         return hours, whole * hours / self.hours
 
     @property
+    def sentences(self) -> Iterator[str]:
+        """What a step cost, what preemptions cost, and the same work on demand."""
+        if self.step_dollars is not None:
+            step = pricing.dollars(self.step_dollars)
+            yield f"a committed step: {step}, with {self.committed} committed"
+        found = self.preemptions
+        if found.count:
+            least = "at least " if self.unknown else ""
+            part = f", {found.dollars / self.dollars:.1%} of it" if self.dollars else ""
+            yield (
+                f"preemptions: {found.count} cost {least}{pricing.dollars(found.dollars)}{part}:"
+                f" {found.lost_hours:.2f} h of {found.steps_lost} lost steps,"
+                f" {found.boot_hours:.2f} h of boots"
+            )
+        if self.on_demand is not None:
+            hours, amount = self.on_demand
+            less = f", {1 - self.dollars / amount:.0%} less with Spot" if amount else ""
+            yield f"on demand: {pricing.dollars(amount)} for the same work in {hours:.2f} h{less}"
+
+    @property
     def storage(self) -> str:
         """What the run's objects cost to keep."""
         amount = f"{self.gib:,.2f} GiB" if self.gib >= 0.01 else f"{self.gib * 1024:,.2f} MiB"

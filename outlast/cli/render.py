@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -540,33 +540,13 @@ def show_costs(costs: Costs) -> None:
         )
     if shares:
         console.print(table)
-    for text in _cost_sentences(costs):
+    for text in costs.sentences:
         line(text)
     line(f"storage: {costs.storage}")
     for what in costs.unknown:
         line(f"no price is known for {what}")
     line("not counted: requests, traffic, images")
     line(_PRICES.format(date=pricing.dates()))
-
-
-def _cost_sentences(costs: Costs) -> Iterator[str]:
-    """What a step cost, what preemptions cost, and the same work on demand."""
-    if costs.step_dollars is not None:
-        step = pricing.dollars(costs.step_dollars)
-        yield f"a committed step: {step}, with {costs.committed} committed"
-    found = costs.preemptions
-    if found.count:
-        least = "at least " if costs.unknown else ""
-        part = f", {found.dollars / costs.dollars:.1%} of it" if costs.dollars else ""
-        yield (
-            f"preemptions: {found.count} cost {least}{pricing.dollars(found.dollars)}{part}:"
-            f" {found.lost_hours:.2f} h of {found.steps_lost} lost steps, {found.boot_hours:.2f} h"
-            " of boots"
-        )
-    if costs.on_demand is not None:
-        hours, amount = costs.on_demand
-        less = f", {1 - costs.dollars / amount:.0%} less with Spot" if amount else ""
-        yield f"on demand: {pricing.dollars(amount)} for the same work in {hours:.2f} h{less}"
 
 
 def show_project_costs(found: ProjectCosts) -> None:

@@ -69,7 +69,6 @@ def test_every_second_has_one_use_and_the_shares_follow(store: MemoryStore) -> N
     assert found.scheduling == pytest.approx(135 / 150)
     assert found.runtime == pytest.approx(80 / 135)
     assert found.share == pytest.approx(found.scheduling * found.runtime)
-    assert found.disruptions_sec == pytest.approx(10 + 10)
     shown = found.as_json()
     assert shown["program"] is None and sum(one["sec"] for one in shown["causes"]) == 150
 

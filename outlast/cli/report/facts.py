@@ -16,7 +16,7 @@ from outlast.bucket.layout import AttemptStart
 from outlast.bucket.parts import own_step
 from outlast.bucket.store import StoreError
 from outlast.cli import costs, curves, logs, status
-from outlast.cli.costs import Costs
+from outlast.cli.costs import Costs, Preemptions
 from outlast.cli.curves import Curves
 from outlast.cli.errors import OperateError, about
 from outlast.cli.report import redact
@@ -97,16 +97,12 @@ class Facts:
         return sum(one.lost for one in self.attempts)
 
     @property
-    def interruptions_dollars(self) -> float | None:
-        """What VMs cost for the time in Goodput.disruptions_sec, at their average price; None if a
-        price is unknown."""
-        found = self.costs
-        if self.goodput is None or found is None or found.unknown or not found.hours:
-            return None
-        return self.goodput.disruptions_sec / 3600 * found.dollars / found.hours
+    def preemptions(self) -> Preemptions | None:
+        """What interruptions cost; None if the run has no VMs, or was not interrupted."""
+        found = self.costs.preemptions if self.costs else None
+        return found if found and found.count else None
 
     def as_json(self) -> dict[str, Any]:
-        dollars = self.interruptions_dollars
         return {
             **self.status.as_json(),
             "experiment": self.name,
@@ -114,7 +110,6 @@ class Facts:
             "best": [{"step": b.step, "part": b.part, "values": dict(b.values)} for b in self.best],
             "interruptions": self.interruptions,
             "steps_lost": self.steps_lost,
-            "interruptions_dollars": None if dollars is None else round(dollars, 4),
             "goodput": self.goodput.as_json() if self.goodput else None,
             "costs": self.costs.as_json() if self.costs else None,
             "configuration": {title: dict(rows) for title, rows in self.configuration.items()},

@@ -73,8 +73,9 @@ def html(facts: Facts) -> str:
         figures=figures,
         hidden=hidden,
         goodput=_goodput(facts),
-        price_date=pricing.date(),
+        price_dates=pricing.dates(),
         cost_items=_cost_items(facts),
+        cost_of=_cost_of(facts),
         made=facts.made,
     )
 
@@ -197,15 +198,17 @@ def _interruptions(facts: Facts) -> str:
     named = ", ".join(f"{amount} {reason}" for reason, amount in reasons.items())
     said = f"The platform interrupted it {_times(count)} ({named}): "
     said += f"{facts.steps_lost:,} steps were repeated" if facts.steps_lost else "no step was lost"
-    if facts.goodput is not None:
-        said += f", and VMs spent {duration(facts.goodput.disruptions_sec)} on starting again and"
-        said += " repeating steps"
-        waited = facts.goodput.seconds(Use.WAITING)
-        if waited >= 1:
-            said += f"; {duration(waited)} passed without a VM, which costs nothing"
-    dollars = facts.interruptions_dollars
-    if dollars is not None and facts.costs is not None:
-        said += f". Starting again and repeating cost {pricing.dollars(dollars)}"
+    cost = facts.preemptions
+    if cost is not None:
+        said += (
+            f", and VMs spent {duration(cost.hours * 3600)} on starting again and repeating steps"
+        )
+    waited = facts.goodput.seconds(Use.WAITING) if facts.goodput else 0.0
+    if waited >= 1:
+        said += f"; {duration(waited)} passed without a VM, which costs nothing"
+    if cost is not None and facts.costs is not None and facts.costs.said != "unknown":
+        least = "at least " if facts.costs.unknown else ""
+        said += f". Starting again and repeating cost {least}{pricing.dollars(cost.dollars)}"
         said += f" of {facts.costs.said}"
     return f"{said}."
 
@@ -260,6 +263,12 @@ def _goodput(facts: Facts) -> list[tuple[Use, float, float]]:
         return []
     seconds = {use: found.seconds(use) for use in Use}
     return [(use, sec, sec / found.wall_sec) for use, sec in seconds.items() if sec > 0]
+
+
+def _cost_of(facts: Facts) -> dict[int, str]:
+    """What each attempt's VM cost in its time, by the attempt's number."""
+    shares = facts.costs.shares if facts.costs else ()
+    return {one.attempt.term: one.life.rate.said(one.hours) for one in shares if one.attempt}
 
 
 def _cost_items(facts: Facts) -> list[tuple[str, float, str]]:

@@ -77,15 +77,18 @@ def test_it_says_what_happened_how_good_it_is_and_what_it_cost(plain_page: str) 
         f"The platform interrupted it 3 times (2 preempted, 1 vm-lost): {LOST} steps were repeated,"
         in seen
     )
-    # 71 s of the second attempt's 900 made 60 of its 760 steps; three starts took a minute each.
-    assert "VMs spent 4 min 11 s on starting again and repeating steps" in seen
+    # 71 s of the second attempt's 900 made 60 of its 760 steps; three starts and a failed boot took
+    # a minute each.
+    assert "VMs spent 5 min 11 s on starting again and repeating steps" in seen
     assert "8 min passed without a VM, which costs nothing" in seen
-    assert re.search(r"Starting again and repeating cost \$0\.002\d of \$0\.04\d\d", seen)
+    assert re.search(r"Starting again and repeating cost \$0\.003\d of \$0\.04\d\d", seen)
     assert "Best checkpoint: step 2,700 with test_accuracy 0.9664, loss 0.1" in seen
     assert "changed: args.learning-rate 0.1 → 0.05" in seen
     for term, (_, _, _, first, last, reason) in enumerate(ATTEMPTS, 1):
         row = f"{reason or Reason.VM_LOST} {first:,} {last:,} {LOST if term == 2 else 0}"
         assert row in seen, term
+    assert "Preemptions: 3 cost $0.003" in seen and "A committed step: $0.0000" in seen
+    assert "On demand: $0." in seen and "less with Spot." in seen
     assert "infrastructure recovery from disruption" in seen
     assert "× n2-standard-2 Spot" in seen and "List prices of" in seen
     assert "learning-rate 0.05" in seen and "1,234,567 bytes" in seen and "numpy 2.4.6" in seen
