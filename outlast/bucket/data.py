@@ -31,7 +31,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -192,7 +192,7 @@ def find(
 
     listed = patience(look)
     if isinstance(listed, Object):
-        _check_names(url, [path.rpartition("/")[2]])
+        check_names(url, [path.rpartition("/")[2]])
         return Source(clean, ((path.rpartition("/")[2], listed),), is_folder=False)
     objects = []
     for found in listed:
@@ -203,13 +203,13 @@ def find(
             objects.append((check_object_name(name), found))
         except ValueError as error:
             raise DataError(f"data {url}: {error}") from None
-    _check_names(url, [name for name, _ in objects])
+    check_names(url, [name for name, _ in objects])
     if not objects:
         raise DataError(f"data {url}: no such object, and none below {clean}/; check the name")
     return Source(clean, tuple(objects), is_folder=True)
 
 
-def _check_names(url: str, names: list[str]) -> None:
+def check_names(url: str, names: Sequence[str]) -> None:
     """Raises DataError if no disk can hold files of these names: every machine would fail on it."""
     try:
         check_file_names(names, "object")
@@ -253,7 +253,8 @@ def _exists(path: Path) -> bool:
         raise DataError(f"data {path}: cannot be read ({error.strerror or error})") from None
 
 
-def _fingerprint_of(path: Path, files: Files) -> DataFingerprint:
+def fingerprint_of(path: Path, files: Files) -> DataFingerprint:
+    """The fingerprint of a local path with these files, as `local_files` returns them."""
     name = Path(os.path.abspath(path)).name
     if len(files) == 1 and not files[0][0]:
         return DataFingerprint(name, 0, *files[0][1:])
@@ -321,7 +322,7 @@ class DataService:
                 found = self._cache.known(there)
                 files = None if found is not None else local_files(there, progress)
             if files is not None:
-                found = _fingerprint_of(there, files)
+                found = fingerprint_of(there, files)
             assert found is not None
             staged = Staged(there, self._named(found, there) if "://" not in url else found)
             if files is not None:

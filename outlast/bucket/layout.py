@@ -32,6 +32,9 @@ from outlast.spec.sweep_rules import NAME_PATTERN, Measured, prefix_of
 
 EXPERIMENT_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 
+DEVELOPMENT = "dev-"
+"""What the names of development runs begin with; no other run's name does."""
+
 _TERM_DIGITS = 6
 _STEP_DIGITS = 12
 _PIECE_DIGITS = 6

@@ -13,7 +13,7 @@ from outlast.cli.terminal import say
 COMMANDS = (
     *("rehearse", "init", "train", "mark", "status", "costs", "checkpoints", "up", "destroy"),
     *("resume", "stop", "recover", "repair", "preview", "handover", "cloud", "list", "logs"),
-    *("wait", "watch", "fetch", "run", "inspect", "report", "sweep"),
+    *("wait", "watch", "fetch", "run", "inspect", "report", "sweep", "data", "dev"),
 )
 """The subcommands; each is a module of `outlast.cli.commands`."""
 

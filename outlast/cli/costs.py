@@ -319,7 +319,7 @@ def count_all() -> ProjectCosts:
                 Place(name, store, Layout(f"{experiments.ROOT}{name}", run))
                 for name in experiments.names(store)
                 for run in store.folders(f"{experiments.ROOT}{name}/")
-                if run not in experiments.SHARED
+                if experiments.is_run(run)
             ]
         except CloudError:
             raise

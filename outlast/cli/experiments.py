@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base import folders
-from outlast.bucket.layout import EXPERIMENT_PATTERN, Layout
+from outlast.bucket.layout import DEVELOPMENT, EXPERIMENT_PATTERN, Layout
 from outlast.bucket.store import NotFound, Object, Store, StoreError, open_store
 from outlast.cli import endpoint
 from outlast.cli.errors import OperateError, about
@@ -29,6 +29,8 @@ class Settings:
     bucket: str
     """Empty if the file does not say it in plain text."""
     experiment: str
+    source: Path | None = None
+    """The folder of the code, if `outlast:source` names one."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,12 @@ def settings() -> tuple[Settings, ...]:
         for file in sorted(home.glob("Pulumi.*.yaml"))
     }
     return tuple(
-        Settings(name, _bucket(name, files), _text(config, "outlast:experiment") or name)
+        Settings(
+            name,
+            _bucket(name, files),
+            _text(config, "outlast:experiment") or name,
+            project / source if (source := _text(config, "outlast:source")) else None,
+        )
         for name, config in files.items()
         if _text(config, "outlast:part") != "foundation"
     )
@@ -149,16 +156,21 @@ def names(store: Store) -> list[str]:
 
 
 def runs_of(store: Store, path: str) -> Iterator[Found]:
-    """The runs at a path of a bucket, an experiment's or a run's. Their number of objects does not
-    make it slower. Raises StoreError.
+    """The runs at a path of a bucket, an experiment's or a run's; development runs only by their
+    own path. Their number of objects does not make it slower. Raises StoreError.
     """
     prefix, _, last = path.rpartition("/")
     if own := _run_at(store, Layout(prefix, last)):
         yield own
         return
     for name in store.folders(f"{path}/"):
-        if name not in SHARED and (found := _run_at(store, Layout(path, name))):
+        if is_run(name) and (found := _run_at(store, Layout(path, name))):
             yield found
+
+
+def is_run(name: str) -> bool:
+    """Whether a folder of an experiment may be a run of it; its development runs are not."""
+    return name not in SHARED and not name.startswith(DEVELOPMENT)
 
 
 def _run_at(store: Store, layout: Layout) -> Found | None:

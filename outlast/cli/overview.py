@@ -85,7 +85,7 @@ def _experiment(store: Store, name: str, every: bool) -> tuple[list[Line], str]:
         found = [
             Place(name, store, Layout(f"{experiments.ROOT}{name}", run))
             for run in store.folders(f"{experiments.ROOT}{name}/")
-            if run not in experiments.SHARED
+            if experiments.is_run(run)
         ]
     except StoreError as error:
         return [], about(name, error)

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import click
 from rich.console import Console
@@ -19,6 +19,7 @@ from outlast.bucket.history import Attempt
 from outlast.bucket.standing import Standing
 from outlast.cli.boots import Wait
 from outlast.cli.costs import Costs, ProjectCosts
+from outlast.cli.data import Listed
 from outlast.cli.inspecting import Inspected
 from outlast.cli.overview import Line, Overview
 from outlast.cli.rehearsal.google.assumptions import Outcome
@@ -485,6 +486,24 @@ def show_inspected(found: Inspected) -> None:
         )
     for name, why in found.others:
         _line(console, f"{one_line(name)}: {why}")
+
+
+def show_data(lines: Sequence[Listed]) -> None:
+    """The data of a bucket, one name a line."""
+    console = Terminal()
+    if not lines:
+        _line(console, "no data yet; outlast data push FOLDER puts some there")
+        return
+    table = Table(box=None, pad_edge=False)
+    for name, justify in (("name", "left"), ("files", "right"), ("bytes", "right")):
+        table.add_column(name, justify=cast(Any, justify))
+    for name in ("CRC32C", "used by"):
+        table.add_column(name)
+    for line in lines:
+        found = line.source.fingerprint
+        uses = ", ".join(str(use) for use in line.uses)
+        table.add_row(line.name, str(len(line.source.objects)), str(found.size), found.crc32c, uses)
+    console.print(table)
 
 
 def show_unread(sentences: Sequence[str]) -> None:

@@ -172,6 +172,11 @@ class Machines(Protocol):
         """Sends SIGCONT to the VM's whole process tree."""
         ...
 
+    def enter(self, name: str, pid: int) -> None:
+        """Takes a process of this machine for one of the VM. Raises KeyError for an unknown name,
+        LookupError if the process cannot be one."""
+        ...
+
     def changed(self) -> None:
         """Does what is due, after a change of the clock or a limit."""
         ...

@@ -31,6 +31,7 @@ class Control:
         return [
             Route("/_local/vms", self._list_vms, methods=["GET"]),
             Route("/_local/notes", self._list_notes, methods=["GET"]),
+            Route("/_local/vms/{name}/processes", self._enter_vm, methods=["POST"]),
             Route("/_local/vms/{name}/{verb}", self._act_on_vm, methods=["POST"]),
             Route("/_local/faults", self._list_faults, methods=["GET"]),
             Route("/_local/faults", self._add_fault, methods=["POST"]),
@@ -68,6 +69,19 @@ class Control:
             await verbs[verb](name)
         except KeyError:
             raise not_found(f"VM {name}") from None
+        return JSONResponse({})
+
+    async def _enter_vm(self, request: Request) -> Response:
+        """Takes the process `pid`, which has the VM's environment, for one of the VM's."""
+        name, pid = request.path_params["name"], (await read_json(request)).get("pid")
+        if not isinstance(pid, int) or isinstance(pid, bool):
+            raise ApiError(400, f"pid {pid!r}: must be a process id")
+        try:
+            self._cloud.machines.enter(name, pid)
+        except KeyError:
+            raise not_found(f"VM {name}") from None
+        except LookupError as error:
+            raise ApiError(409, f"VM {name}: {error}") from None
         return JSONResponse({})
 
     async def _list_faults(self, request: Request) -> Response:

@@ -48,6 +48,8 @@ USER_CONSTRAINTS = "requirements/outlast-constraints.txt"
 """Name beside the user's requirements, if they use constraints."""
 SOURCE = "source"
 PACKAGE = "package"
+ENVIRONMENT = "pyvenv.cfg"
+"""File at the top of a virtual environment."""
 SOURCE_BYTES_MAX = 100 << 20
 """The most bytes of source; anything larger is data, which a VM reads from the bucket."""
 
@@ -114,7 +116,7 @@ def pack(root: Path, extra: Mapping[str, bytes] | None = None) -> bytes:
             if data is None:
                 data = _path(root, name).read_bytes()
                 if not fnmatch.fnmatchcase(name, PIP_WHEEL):
-                    _refuse_keys(name, data)
+                    refuse_keys(name, data)
             archive.writestr(entry, data)
     return buffer.getvalue()
 
@@ -157,13 +159,7 @@ def source_files(folder: Path) -> dict[str, bytes]:
     """
     found: dict[str, bytes] = {}
     total = 0
-    listed = _listed_by_git(folder)
-    for name in sorted(_listed(folder) if listed is None else listed):
-        parts = name.split("/")
-        if any(part.startswith(".") or part == "__pycache__" for part in parts):
-            continue
-        if _is_key_file(parts[-1]):
-            continue
+    for name in source_names(folder):
         path = folder / name
         if path.is_symlink():
             raise BundleError(
@@ -179,17 +175,37 @@ def source_files(folder: Path) -> dict[str, bytes]:
                 " the bucket, or let git ignore what is not code"
             )
         found[name] = path.read_bytes()
-        _refuse_keys(f"{folder.name}/{name}", found[name])
+        refuse_keys(f"{folder.name}/{name}", found[name])
     if not found:
         raise BundleError(f"{folder.name}: holds no file to deliver; check the folder")
     return found
+
+
+def source_names(folder: Path) -> list[str]:
+    """The names below `folder` that are the user's code, sorted: files and links, without what git
+    ignores, names that begin with a dot, names of keys, caches and virtual environments. git may
+    list a file that no longer exists.
+    """
+    listed = _listed_by_git(folder)
+    names = sorted(_listed(folder) if listed is None else listed)
+    environments = tuple(
+        name.removesuffix(ENVIRONMENT) for name in names if name.endswith(f"/{ENVIRONMENT}")
+    )
+    return [
+        name
+        for name in names
+        if not any(part.startswith(".") or part == "__pycache__" for part in name.split("/"))
+        and not _is_key_file(name.rpartition("/")[2])
+        and not name.startswith(environments)
+    ]
 
 
 def _is_key_file(name: str) -> bool:
     return any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in KEY_FILES)
 
 
-def _refuse_keys(name: str, data: bytes) -> None:
+def refuse_keys(name: str, data: bytes) -> None:
+    """Raises BundleError if a file holds a key or a token."""
     key = keys.find(data)
     if key is not None:
         raise BundleError(
@@ -239,12 +255,16 @@ def _listed_by_git(folder: Path) -> list[str] | None:
 
 
 def _listed(folder: Path) -> list[str]:
-    """Every file and link of the folder."""
-    return [
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*")
-        if path.is_symlink() or path.is_file()
-    ]
+    """Every file and link of the folder, without hidden folders and virtual environments."""
+    found = []
+    for here, folders, files in os.walk(folder):
+        if ENVIRONMENT in files and Path(here) != folder:
+            folders.clear()
+            continue
+        links = [name for name in folders if os.path.islink(os.path.join(here, name))]
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(here, name).relative_to(folder).as_posix() for name in (*files, *links)]
+    return found
 
 
 def _sources(root: Path, folder: str) -> Iterator[str]:

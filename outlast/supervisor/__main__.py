@@ -4,6 +4,8 @@
     python -m outlast.supervisor folder --run-dir DIR --socket PATH --trainer NAME --run ID
                                                               for a trainer on this computer, in a
                                                               folder or a bucket
+    python -P -m outlast.supervisor dev --source DIR --state DIR --code DIGEST
+                                                           a development run beside a VM's own
     python -m outlast.supervisor fetch URL --into DIR      a result, or data, as a local path
 
 Exit codes are those of outlast/base/exits.py: 0 the run has ended or no longer needs this machine,
@@ -32,6 +34,7 @@ from outlast.base.console import (
 )
 from outlast.bucket import fetch as fetching
 from outlast.spec.run_spec import BadSpec
+from outlast.supervisor.development import run_development
 from outlast.supervisor.life import FAILED
 from outlast.supervisor.on_computer import run_folder
 from outlast.supervisor.on_vm import run_vm
@@ -55,6 +58,10 @@ def parser() -> argparse.ArgumentParser:
     )
     folder.add_argument("--init", default="", help="another run's checkpoint to begin with")
     folder.add_argument("--model-output-path", default="", help="where to copy the result")
+    dev = entries.add_parser("dev", help="a development run beside a VM's own")
+    dev.add_argument("--source", type=Path, required=True, help="folder of its code")
+    dev.add_argument("--state", type=Path, required=True, help="folder for its own files")
+    dev.add_argument("--code", required=True, help="digest of the code; it names the run")
     fetch = entries.add_parser("fetch", help="get a finished run's result, or data")
     fetch.add_argument("url", help="a run's folder, gs://BUCKET/experiments/NAME/RUN, or data")
     fetch.add_argument("--into", type=Path, required=True, help="cache folder; prints the path in")
@@ -66,6 +73,13 @@ def parser() -> argparse.ArgumentParser:
     )
     fetch.add_argument("--json", action="store_true", help="answer as JSON, refusals too")
     return top
+
+
+_ENTRIES = {
+    "vm": lambda stop, options: run_vm(stop),
+    "folder": run_folder,
+    "dev": run_development,
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -90,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
 
     def live() -> None:
         try:
-            codes.append(run_vm(stop) if options.entry == "vm" else run_folder(stop, options))
+            codes.append(_ENTRIES[options.entry](stop, options))
         except BadSpec as error:
             write_line(f"outlast: {error}")
             codes.append(exits.USAGE)

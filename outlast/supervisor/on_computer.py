@@ -88,8 +88,8 @@ def run_folder(stop: Stop, options: argparse.Namespace) -> int:
         listener.close()
         return code
     _watch_parent(parent, clock)
-    _drop_left_work()
-    work, held = _make_work()
+    drop_left_work()
+    work, held = make_work()
     try:
         site = Site(
             machine=this_computer(),
@@ -159,7 +159,7 @@ def _set_aside(run_dir: Path, owner: str) -> None:
     _log.info(f"run folder {run_dir}: held another run, without a checkpoint; it is in {aside} now")
 
 
-def _make_work() -> tuple[Path, int]:
+def make_work() -> tuple[Path, int]:
     """Creates a folder for snapshots; returns it with the descriptor that holds its lock while this
     process lives."""
     while True:
@@ -174,7 +174,7 @@ def _make_work() -> tuple[Path, int]:
             os.close(held)
 
 
-def _drop_left_work() -> None:
+def drop_left_work() -> None:
     """Deletes the folders of this user's killed supervisors: those without a lock."""
     for work in Path(tempfile.gettempdir()).glob(f"{WORK_PREFIX}*"):
         with contextlib.suppress(OSError):

@@ -206,7 +206,7 @@ def _vm_site(
         return logs / f"files-{term:06d}"
 
     def make_trainer(term: int) -> Trainer:
-        command = _trainer_argv(spec, code)
+        command = argv_of(spec, code)
         own = {"RUN_ID": spec.run, "ATTEMPT": str(term), "LOG_DIR": str(log_dir_of(term))}
         if user is not None:
             own |= user.environment
@@ -293,13 +293,14 @@ def _is_bundled(spec: RunSpec, bundle: Path) -> bool:
     return spec.command is None and spec.git is None and not (bundle / SOURCE).is_dir()
 
 
-def _trainer_argv(spec: RunSpec, code: Code) -> list[str]:
-    """The trainer's command. The environment with the user's packages is the trainer's interpreter,
-    or comes first on a command's PATH."""
+def argv_of(spec: RunSpec, code: Code, home: Path | None = None) -> list[str]:
+    """The trainer's command line. The environment with the user's packages is the trainer's
+    interpreter, or comes first on a command's PATH; `home` is a command's folder, by default
+    COMMAND_HOME."""
     if spec.command is not None:
         return command_argv(
             spec.command,
-            home=rooted(COMMAND_HOME),
+            home=home or rooted(COMMAND_HOME),
             quiet_sec=spec.checkpoint_quiet_sec,
             data=spec.data,
             more=spec.command_options,

@@ -61,7 +61,7 @@ def content(size: int, salt: int = 0) -> bytes:
 
 
 def local_fingerprint(path: Path, progress: Any = lambda done, of: None) -> DataFingerprint:
-    return data_module._fingerprint_of(path, local_files(path, progress))
+    return data_module.fingerprint_of(path, local_files(path, progress))
 
 
 def test_an_object_is_a_file(store: Store, tmp_path: Path) -> None:

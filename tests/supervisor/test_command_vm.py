@@ -220,14 +220,14 @@ def test_a_trainer_uses_the_users_environment(
     spec = RunSpec(
         prefix="p", run="0", resume=0, placement=0, owner="o", trainer="dummy", deadline=NO_DEADLINE
     )
-    assert on_vm._trainer_argv(spec, Code())[0] == sys.executable
+    assert on_vm.argv_of(spec, Code())[0] == sys.executable
     own = "/vm/var/lib/outlast/user-venv/bin"
     code = Code(tmp_path / "source", "train", Path(own))
-    words = on_vm._trainer_argv(spec, code)
+    words = on_vm.argv_of(spec, code)
     assert words[0] == f"{own}/python"
     assert words[-1] == f"{tmp_path}/source/train/dummy"  # a trainer of the delivered folder
     command = replace(spec, command="python train.py", data=("gs://b/rows/",))
-    words = on_vm._trainer_argv(command, code)
+    words = on_vm.argv_of(command, code)
     assert "--data=gs://b/rows/" in words
     assert words[0] == sys.executable  # the runner's; the command finds its own on its PATH
     assert words[words.index("--programs") + 1] == own

@@ -346,33 +346,33 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_folders_of_killed_supervisors_are_removed(temporary: Path) -> None:
     """Folders of living supervisors and all other folders stay."""
-    killed, held = on_computer._make_work()
+    killed, held = on_computer.make_work()
     (killed / "snapshot").mkdir()
     (killed / "snapshot" / "arrays").write_bytes(b"x")
     os.close(held)
-    living, held = on_computer._make_work()
+    living, held = on_computer.make_work()
     strangers = temporary / "strangers"
     strangers.mkdir()
     (strangers / "kept").touch()
     link = temporary / f"{on_computer.WORK_PREFIX}link"
     link.symlink_to(strangers)
     try:
-        on_computer._drop_left_work()
+        on_computer.drop_left_work()
         assert sorted(temporary.iterdir()) == sorted([living, strangers, link])
         assert (strangers / "kept").exists()
     finally:
         os.close(held)
-    on_computer._drop_left_work()
+    on_computer.drop_left_work()
     assert not living.exists()
 
 
 def test_another_users_folders_are_left_alone(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work, held = on_computer._make_work()
+    work, held = on_computer.make_work()
     os.close(held)
     monkeypatch.setattr(os, "getuid", lambda: os.stat(work).st_uid + 1)
-    on_computer._drop_left_work()
+    on_computer.drop_left_work()
     assert work.exists()
 
 
@@ -397,7 +397,7 @@ def test_work_that_was_removed_before_its_lock_is_recreated(
 
     monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
     monkeypatch.setattr(fcntl, "flock", flock)
-    work, held = on_computer._make_work()
+    work, held = on_computer.make_work()
     os.close(held)
     assert len(made) == 3 and len(locked) == 2
     assert list(temporary.iterdir()) == [work] == made[2:]

@@ -40,7 +40,13 @@ RUN_BY = {
     "outlast costs": ("tests/bucket/test_hostile_folder.py", '"costs"'),
     "outlast costs --all": ("tests/cli/test_costs.py", '"costs", "--all"'),
     "outlast costs --refresh-prices": ("tests/cli/test_price_refresh.py", '"--refresh-prices"'),
+    "outlast data ls": ("tests/cli/test_data.py", '"data", "ls"'),
+    "outlast data push": ("tests/cli/test_data.py", '"data", "push"'),
     "outlast destroy": ("tests/engine/test_changes.py", 'outlast("destroy", "dev"'),
+    "outlast dev pull": ("tests/engine/test_dev.py", 'outlast("dev", "pull"'),
+    "outlast dev sync": ("tests/engine/test_dev.py", '"dev", "sync", "dev"'),
+    "outlast dev sync --exclude": ("tests/cli/dev/test_sync.py", '"--exclude"'),
+    "outlast dev sync --source": ("tests/cli/dev/test_sync.py", '"--source"'),
     "outlast fetch": ("tests/cli/test_fetch.py", 'outlast("fetch", where)'),
     "outlast fetch --best": ("tests/cli/test_fetch.py", '"fetch", str(trained / "run"), "--best"'),
     "outlast fetch --curves": ("tests/cli/exports/test_extras.py", '"--curves"'),
@@ -178,7 +184,7 @@ def keys(one: Shown) -> list[str]:
 
 def _outlast(words: list[str]) -> tuple[str, list[str]]:
     words = words[: words.index("--")] if "--" in words else words
-    size = 2 if words[0] in ("cloud", "sweep") else 1
+    size = 2 if words[0] in ("cloud", "data", "dev", "sweep") else 1
     options = [word for word in words[size:] if word.startswith("--") and word != "--help"]
     return " ".join(["outlast", *words[:size]]), options
 

@@ -26,7 +26,7 @@ EDITS = {
     "outlast/supervisor/on_vm.py": (
         "    python = spec.trainer_python or",
         "    if spec.nice_level:\n"
-        "        plain = _trainer_argv(replace(spec, nice_level=0), code)\n"
+        "        plain = argv_of(replace(spec, nice_level=0), code)\n"
         "        return ['nice', '-n', str(spec.nice_level), *plain]\n",
     ),
 }
@@ -64,7 +64,7 @@ print(json.dumps({
     "default": run().get("outlast-nice-level"),
     "spec": spec.nice_level,
     "record": spec.to_json()["nice_level"],
-    "argv": on_vm._trainer_argv(spec, Code()),
+    "argv": on_vm.argv_of(spec, Code()),
     "refused": refused,
 }))
 """

@@ -150,6 +150,11 @@ class Compute(Service):
         """Sends SIGCONT to the VM's whole process tree."""
         await self.platform.hypervisor.thaw(self._by_name(name).id)
 
+    def enter(self, name: str, pid: int) -> None:
+        """Takes a process of this machine for one of the VM. Raises KeyError for an unknown name,
+        LookupError if the process cannot be one."""
+        self.platform.hypervisor.enter(self._by_name(name).id, pid)
+
     def _by_name(self, name: str) -> Instance:
         for instance in self.platform.fleet.instances.values():
             if instance.name == name:

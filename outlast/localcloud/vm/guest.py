@@ -40,8 +40,16 @@ class Guest(ABC):
 
     def holds(self, inode: int) -> bool:
         """Whether a process of the VM has this socket open."""
-        pid = self.pid
-        return pid is not None and has_open({pid, *descendants(pid)}, inode)
+        return any(has_open({root, *descendants(root)}, inode) for root in self.roots())
+
+    def roots(self) -> set[int]:
+        """The processes above all others of the VM."""
+        return {self.pid} if self.pid else set()
+
+    def enter(self, pid: int) -> None:
+        """Takes a process of this machine for one of the VM. Raises LookupError if it cannot be
+        one."""
+        raise LookupError("this VM is a machine of QEMU, which no process can enter")
 
     def asked(self, path: str) -> None:  # noqa: B027 - most guests do not care
         """Notes that the VM has read a path of its metadata."""

@@ -147,6 +147,13 @@ class Hypervisor:
         if guest := self._running(instance_id):
             await guest.thaw()
 
+    def enter(self, instance_id: str, pid: int) -> None:
+        """Takes a process of this machine for one of a running VM. Raises LookupError."""
+        guest = self._running(instance_id)
+        if guest is None:
+            raise LookupError("this VM does not run")
+        guest.enter(pid)
+
     async def withdraw_address(self, instance_id: str) -> None:
         """Takes the VM's address from it, which a successor is about to get."""
         if guest := self._running(instance_id):

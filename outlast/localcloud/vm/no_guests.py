@@ -46,6 +46,10 @@ class NoGuests:
     async def freeze(self, instance_id: str) -> None:
         """Does nothing: there is no process."""
 
+    def enter(self, instance_id: str, pid: int) -> None:
+        """Refuses: there is nothing to enter."""
+        raise LookupError("VMs without processes cannot be entered")
+
     async def open_port(self, instance_id: str, port: int) -> None:
         """Does nothing: there is no network."""
 

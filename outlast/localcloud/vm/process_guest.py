@@ -23,6 +23,7 @@ from outlast.localcloud.vm.guest import Event, Guest
 from outlast.localcloud.vm.guest_init import (
     KERNEL,
     SIGNAL_ROUND_SEC,
+    descendants,
     freeze_all,
     kill_all,
     kill_largest,
@@ -33,6 +34,7 @@ from outlast.localcloud.vm.processes import (
     TOKEN_FILE,
     TOKEN_VARIABLE,
     command_line,
+    has_token,
     holders_of,
     processes_below,
 )
@@ -55,6 +57,8 @@ class ProcessGuest(Guest):
         super().__init__(machine, folder)
         self.root = folder / "root"
         self.token = ""
+        self._entered: set[int] = set()
+        """Processes that were started in it from outside, as by a login."""
         self._grace_sec = grace_sec
 
     def make_disk(self) -> None:
@@ -76,6 +80,7 @@ class ProcessGuest(Guest):
         (root / "dev/ttyS0").unlink(missing_ok=True)
         (root / "dev/ttyS0").symlink_to(self.serial.resolve())
         self.token = secrets.token_hex(16)
+        self._entered = set()
         (self.folder / TOKEN_FILE).write_text(self.token)
         with self.serial.open("ab") as serial:
             self.process = await asyncio.create_subprocess_exec(
@@ -175,8 +180,21 @@ class ProcessGuest(Guest):
         found = (PROHIBITED.search(rule) for rule in rules)
         return {uid for match in found if match for uid in range(int(match[1]), int(match[2]) + 1)}
 
+    def enter(self, pid: int) -> None:
+        """Takes a process that has the boot's token in its environment."""
+        if not self.pid or not has_token(pid, self.token):
+            raise LookupError(f"process {pid}: does not have the environment of this VM")
+        self._entered.add(pid)
+
+    def roots(self) -> set[int]:
+        """The first process, and those that have entered and still exist."""
+        self._entered = {pid for pid in self._entered if has_token(pid, self.token)}
+        return super().roots() | self._entered
+
     def _below(self) -> set[int]:
-        return processes_below(self.pid, self.token) if self.pid else set()
+        if not self.pid:
+            return set()
+        return processes_below(self.pid, self.token).union(*map(descendants, self.roots()))
 
     def _tell(self, word: str) -> None:
         if self.process and self.process.stdin:

@@ -18,15 +18,20 @@ def processes_below(pid: int, token: str) -> set[int]:
 
 def holders_of(token: str) -> set[int]:
     """Every live process that has the token in its environment."""
-    wanted = f"{TOKEN_VARIABLE}={token}".encode()
-    found = set()
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        with suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
-            if wanted in file.read().split(b"\0"):
-                found.add(int(entry))
+    found = {
+        int(entry)
+        for entry in os.listdir("/proc")
+        if entry.isdigit() and has_token(int(entry), token)
+    }
     return {pid for pid in found if (stat := read_stat(pid)) and stat[0] not in "ZX"}
+
+
+def has_token(pid: int, token: str) -> bool:
+    """Whether a process exists and has the token in its environment."""
+    wanted = f"{TOKEN_VARIABLE}={token}".encode()
+    with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        return wanted in file.read().split(b"\0")
+    return False
 
 
 def trees_of(token: str) -> set[int]:

@@ -1,0 +1,85 @@
+"""`outlast data`."""
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from outlast.cli.terminal import say
+
+
+@click.group()
+def data() -> None:
+    """Put data into the bucket for runs to read, and list what is there."""
+
+
+def _bucket_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("--bucket", help="Default: the one of this project's stacks.")(function)
+
+
+@data.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("name", required=False)
+@_bucket_option
+@click.option("--delete", is_flag=True, help="Delete there what FOLDER lacks.")
+@click.option("--json", "as_json", is_flag=True, help="Print path and fingerprint as JSON.")
+def push(folder: Path, name: str | None, bucket: str | None, delete: bool, as_json: bool) -> None:
+    """Upload a folder or file as gs://BUCKET/data/NAME, which every VM may read.
+
+    NAME is FOLDER's own by default. Files that are there already are skipped, so the same command
+    continues an interrupted push. It is refused while an open run names data that it would change.
+
+    \b
+    outlast data push ~/datasets/mnist
+    pulumi config set outlast:data gs://my-project-outlast/data/mnist
+    """
+    from outlast.cli import data as pushing
+
+    store, found = pushing.chosen_bucket(bucket)
+    pushed = pushing.push(
+        store,
+        found,
+        folder,
+        name or folder.resolve().name,
+        delete=delete,
+        log=partial(say, err=True),
+    )
+    if as_json:
+        say(json.dumps(pushed.as_json(), indent=2))
+        return
+    deleted = f", {pushed.deleted} deleted" if pushed.deleted else ""
+    say(
+        f"{pushed.fingerprint.name}: {pushed.fingerprint.size} bytes in {pushed.files} files,"
+        f" CRC32C {pushed.fingerprint.crc32c}; {pushed.sent} sent{deleted}"
+    )
+
+
+@data.command()
+@_bucket_option
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def ls(bucket: str | None, as_json: bool) -> None:
+    """List the data in the bucket: name, files, bytes, fingerprint, the runs that use it.
+
+    Exit code 1: a run could not be read, so that it may use more.
+
+    \b
+    outlast data ls
+    """
+    from outlast.cli import data as listing
+    from outlast.cli.errors import reading
+    from outlast.cli.render import show_data, show_unread
+
+    store, found = listing.chosen_bucket(bucket)
+    with reading(f"gs://{found}"):
+        lines, unread = listing.listed(store, found)
+    if as_json:
+        say(json.dumps([line.as_json() for line in lines], indent=2))
+        show_unread(unread)
+    else:
+        show_data(lines)
+        show_unread(unread)
+    sys.exit(1 if unread else 0)

@@ -1,0 +1,116 @@
+"""`outlast dev`."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from outlast.cli.terminal import say
+
+if TYPE_CHECKING:
+    from outlast.cli.dev.vms import Way
+    from outlast.cli.stack import Deployed
+
+
+@click.group()
+def dev() -> None:
+    """Try changed code on a running VM, beside the experiment's own run."""
+
+
+user_option = click.option("--user", default="", help="Who to log in as; default: gcloud's choice.")
+
+
+def _way(experiment: str, user: str) -> "tuple[Deployed, Way]":
+    from outlast.cli import stack
+    from outlast.cli.dev.vms import Way
+    from outlast.cli.errors import NotUp
+
+    deployed = stack.find(experiment)
+    if deployed.group is None:
+        raise NotUp(f"stack {experiment}: has no group of VMs; outlast up {experiment}")
+    return deployed, Way(deployed.group, user)
+
+
+@dev.command()
+@click.argument("experiment")
+@click.option(
+    "--source",
+    type=click.Path(path_type=Path),
+    help="The folder to follow; default: outlast:source of the stack.",
+)
+@click.option("--destination", help="Folder on the VM; default: outlast-dev/EXPERIMENT at home.")
+@user_option
+@click.option("--exclude", multiple=True, metavar="GLOB", help="Left out, too; repeatable.")
+@click.option("--share-gpu", is_flag=True, help="Run even while the open run may use the GPU.")
+def sync(
+    experiment: str,
+    source: Path | None,
+    destination: str | None,
+    user: str,
+    exclude: tuple[str, ...],
+    share_gpu: bool,
+) -> None:
+    """Keep code on the VM up to date and train it as run dev-…, until Ctrl-C.
+
+    What `outlast up` would deliver of the folder is copied, one way; what is deleted here is
+    deleted there. Each change of the code starts another dev run, in the experiment's folder of the
+    bucket; the experiment's own run is left alone, but shares its machine. A recreated VM gets
+    everything again. Packages are those of the experiment's run.
+
+    \b
+    outlast dev sync first
+    outlast dev sync first --source code --exclude '*.ipynb'
+    """
+    from outlast.cli.dev.source import Source
+    from outlast.cli.dev.sync import Sync
+
+    folder = source or _source_of(experiment)
+    deployed, way = _way(experiment, user)
+    Sync(
+        deployed,
+        way,
+        Source(folder, exclude),
+        destination or f"outlast-dev/{experiment}",
+        share_gpu,
+        partial(say, err=True),
+    ).run()
+
+
+def _source_of(experiment: str) -> Path:
+    from outlast.cli import experiments
+    from outlast.cli.errors import UsageError
+
+    for one in experiments.settings():
+        if one.stack == experiment and one.source is not None:
+            return one.source
+    raise UsageError(
+        f"source: the stack's file does not name one in outlast:source; give --source FOLDER"
+        f" (experiment {experiment})"
+    )
+
+
+@dev.command()
+@click.argument("experiment")
+@click.argument("remote")
+@click.argument("local", type=click.Path(path_type=Path))
+@user_option
+@click.option("--json", "as_json", is_flag=True, help="Print path, files and bytes as JSON.")
+def pull(experiment: str, remote: str, local: Path, user: str, as_json: bool) -> None:
+    """Copy a file or folder from the VM to LOCAL, verified by size and SHA-256.
+
+    REMOTE is relative to the home folder there, or absolute. In an existing folder, it keeps its
+    name. Nothing here is replaced, and links are refused.
+
+    \b
+    outlast dev pull first outlast-dev/first/profile.json .
+    """
+    from outlast.cli.dev import pull as pulling
+
+    _, way = _way(experiment, user)
+    pulled = pulling.pull(way, experiment, remote, local)
+    if as_json:
+        say(json.dumps(pulled.as_json(), indent=2))
+    else:
+        say(f"{pulled.path}: {pulled.size} bytes in {pulled.files} files")

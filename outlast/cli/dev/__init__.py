@@ -1,0 +1,1 @@
+"""The development loop: code on a running VM follows a folder here."""

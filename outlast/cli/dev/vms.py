@@ -1,0 +1,94 @@
+"""The VM of an experiment, and the way into it: ssh through IAP, or a local VM's environment."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from outlast.base.http_client import RequestFailed, ask
+from outlast.cli import boots, endpoint
+from outlast.cli.boots import Vm
+from outlast.cli.dev.channel import COMMAND, PYTHON, Channel, Lost
+from outlast.cli.errors import OperateError, UsageError
+from outlast.cloud.compute import Group
+
+KEEPALIVE = ("-T", "-o ServerAliveInterval=10", "-o ServerAliveCountMax=3")
+"""Options of ssh: no terminal, and an end if the VM does not answer for 30 s."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How to get into the VMs of a group."""
+
+    group: Group
+    user: str = ""
+    """The user to log in as; empty: gcloud's own choice."""
+
+    def vm(self) -> Vm | None:
+        """The newest VM of the group; None if there is none now. Raises Lost if unknown."""
+        seen = boots.look(self.group)
+        if seen is None:
+            raise Lost("its group does not answer")
+        return seen.vm
+
+    def connect(self, vm: Vm) -> Channel:
+        """Raises Lost if this VM cannot be entered now, OperateError if there is no way in."""
+        if local := os.environ.get(endpoint.VARIABLE):
+            return self._into_local(local.rstrip("/"), vm)
+        if shutil.which("gcloud") is None:
+            raise OperateError(
+                "gcloud: is not on PATH, and outlast dev logs in with it; install the Google Cloud"
+                " CLI, or add it to PATH"
+            )
+        who = f"{self.user}@{vm.name}" if self.user else vm.name
+        zone = vm.path.split("/")[1]
+        argv = [
+            "gcloud",
+            "compute",
+            "ssh",
+            who,
+            f"--zone={zone}",
+            f"--project={self.group.project}",
+        ]
+        argv += ["--tunnel-through-iap", "--quiet"]
+        argv += [f"--ssh-flag={flag}" for flag in KEEPALIVE]
+        return Channel([*argv, f"--command={COMMAND}"])
+
+    def _into_local(self, url: str, vm: Vm) -> Channel:
+        """A process with the environment of the VM's first process, which the local cloud then
+        takes for one of the VM's."""
+        if self.user:
+            raise UsageError("--user: VMs of the local cloud have one user; leave it out")
+        try:
+            found = ask(f"{url}/_local/vms", what="local cloud", direct=True).json()
+            pid = next((one["pid"] for one in found if one["id"] == vm.id), None)
+            if not pid:
+                raise Lost("does not run now")
+            environment = _environment(int(pid))
+            if "OUTLAST_ROOT" not in environment:
+                raise OperateError(
+                    f"VM {vm.name}: is a machine of QEMU (--guest vm), which outlast dev cannot"
+                    " enter; use the local cloud without --guest"
+                )
+            channel = Channel(PYTHON, environment)
+            try:
+                ask(
+                    f"{url}/_local/vms/{vm.name}/processes",
+                    what=f"VM {vm.name}",
+                    method="POST",
+                    body={"pid": channel.pid},
+                    direct=True,
+                )
+            except BaseException:
+                channel.close()
+                raise
+        except (RequestFailed, LookupError, ValueError, TypeError, OSError) as error:
+            raise Lost(f"cannot be entered ({error})") from None
+        return channel
+
+
+def _environment(pid: int) -> Mapping[str, str]:
+    """The environment of a process of this user. Raises OSError."""
+    pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)
