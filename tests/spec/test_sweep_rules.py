@@ -25,8 +25,12 @@ def rules(**changes: Any) -> SweepRules:
     return SweepRules.parse({**SETTING, **changes})
 
 
+def value(number: float | None) -> Measured:
+    return Measured(number, number, number)
+
+
 def values(*numbers: float | None) -> list[Measured]:
-    return [Measured(number, number, number) for number in numbers]
+    return [value(number) for number in numbers]
 
 
 def test_a_setting_and_its_json() -> None:
@@ -94,33 +98,33 @@ def test_halving_keeps_the_best_share() -> None:
     """Of 7 trials with eta 3 the best 2 continue; one that is equal to the last of them, too."""
     found = rules(eta=3)
     others = values(0.1, 0.2, 0.3, 0.4, 0.9, 0.8)
-    assert found.decide(*values(0.8), others).stop is False
-    lost = found.decide(*values(0.7), others)
+    assert found.decide(value(0.8), others).stop is False
+    lost = found.decide(value(0.7), others)
     assert (lost.stop, lost.own, lost.bar) == (True, 0.7, 0.8)
     assert lost.why == "accuracy 0.7 is worse than 0.8, the last of the best 2 among 7 trials"
-    lowest = rules(eta=3, goal="min").decide(*values(0.2), others)
+    lowest = rules(eta=3, goal="min").decide(value(0.2), others)
     assert (lowest.stop, lowest.bar) == (False, 0.2)
 
 
 def test_the_first_trial_at_a_rung_continues() -> None:
-    found = rules().decide(*values(None), [])
+    found = rules().decide(value(None), [])
     assert (found.stop, found.own, found.bar) == (False, None, None)
     assert found.why == "0 other trials came before, and a comparison needs 1"
 
 
 def test_few_trials_are_not_compared_before_the_startup_is_over() -> None:
     found = rules(startup=2)
-    assert found.decide(*values(0.1), values(0.9)).stop is False
-    assert found.decide(*values(0.1), values(0.9, 0.8)).stop is True
+    assert found.decide(value(0.1), values(0.9)).stop is False
+    assert found.decide(value(0.1), values(0.9, 0.8)).stop is True
 
 
 def test_a_number_that_is_not_finite_is_worse_than_any_other() -> None:
     for goal in ("max", "min"):
         found = rules(goal=goal, eta=2)
-        lost = found.decide(*values(None), values(5.0))
+        lost = found.decide(value(None), values(5.0))
         assert (lost.stop, lost.own, lost.bar) == (True, None, 5.0)
-        assert found.decide(*values(-5.0), values(None)).stop is False
-        assert found.decide(*values(None), values(None)).stop is False
+        assert found.decide(value(-5.0), values(None)).stop is False
+        assert found.decide(value(None), values(None)).stop is False
 
 
 def test_the_median_is_of_averages_and_compared_with_the_best() -> None:
@@ -139,7 +143,7 @@ def test_the_median_is_of_averages_and_compared_with_the_best() -> None:
 
 
 def test_without_a_rule_no_trial_stops() -> None:
-    assert rules(rule="none").decide(*values(0.0), values(1.0, 2.0)).stop is False
+    assert rules(rule="none").decide(value(0.0), values(1.0, 2.0)).stop is False
 
 
 NUMBERS = st.floats(-1e6, 1e6) | st.none()
@@ -154,16 +158,16 @@ def test_halving_never_stops_the_best_and_the_goal_is_a_mirror(
     stops = 0
     for place, own in enumerate(numbers):
         others = numbers[:place] + numbers[place + 1 :]
-        verdict = found.decide(*values(own), values(*others))
+        verdict = found.decide(value(own), values(*others))
         turned = [None if number is None else -number for number in (own, *others)]
-        assert mirrored.decide(*values(turned[0]), values(*turned[1:])).stop == verdict.stop
+        assert mirrored.decide(value(turned[0]), values(*turned[1:])).stop == verdict.stop
         stops += verdict.stop
     kept = len(numbers) - stops
     assert kept >= max(1, len(numbers) // eta)
     finite = [number for number in numbers if number is not None]
     if finite:
         best = max(finite) if goal == "max" else min(finite)
-        assert not found.decide(*values(best), values(*numbers)).stop
+        assert not found.decide(value(best), values(*numbers)).stop
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(-1e6, 1e6))

@@ -64,17 +64,14 @@ class Trials:
     def __init__(self, machines: Machines) -> None:
         self.machines = machines
 
-    def boot(self, name: str, **environment: str) -> Any:
-        decision = self.machines.bucket / SWEEP.decision(10, run_of(name))
-        return self.machines.boot(
-            **environment,
-            **{
-                "outlast-run": run_of(name),
-                "outlast-sweep-rules": RULES.to_json(),
-                "outlast-arg-level": str(LEVELS[name]),
-                "outlast-arg-decision": str(decision),
-            },
-        )
+    def boot(self, name: str, **environment: Any) -> Any:
+        spec: dict[str, Any] = {
+            "outlast-run": run_of(name),
+            "outlast-sweep-rules": RULES.to_json(),
+            "outlast-arg-level": str(LEVELS[name]),
+            "outlast-arg-decision": str(self.machines.bucket / SWEEP.decision(10, run_of(name))),
+        }
+        return self.machines.boot(**spec, **environment)
 
     def play(self, name: str) -> None:
         """From boot to end."""
