@@ -11,7 +11,7 @@ from outlast.settings.rules.budget import check_budget
 from outlast.settings.rules.code import delivery_of
 from outlast.settings.rules.command import command_options_of, slips
 from outlast.settings.rules.data import check_paths, check_public, dests_of
-from outlast.settings.rules.limits import sweep_rules_of, timeouts_of
+from outlast.settings.rules.limits import sweep_advice, sweep_rules_of, timeouts_of
 from outlast.settings.rules.machine import check_image, location_of, machine_of, recipe_of
 from outlast.settings.rules.network import network_of
 from outlast.settings.rules.place import (
@@ -129,6 +129,7 @@ def _run_of(
     is_own = not command and bool(git or given.source)
     content = content_of(given, trainer, args, command, git)
     check_public(given.public_data, given.data_paths)
+    sweep_rules = sweep_rules_of(given)
     if not command:
         dests = dests_of(args if is_own else parser_of(trainer))
         own = f"experiments/{experiment}/"
@@ -144,12 +145,13 @@ def _run_of(
         "command": command,
         "git": git,
         "command_options": command_options_of(given, command),
-        "sweep_rules": sweep_rules_of(given),
+        "sweep_rules": sweep_rules,
         "secret_env": secret_env,
         "webhook_secret": webhook_secret_of(given, cloud),
         "webhook_key_secret": webhook_key_secret_of(given, cloud),
         "advice": (
             *slips(command, given),
+            *sweep_advice(sweep_rules, command),
             *plain_tokens(command, args),
             *gs_paths_read(given, command, args, is_own),
             *_grants(given, git, account_email(experiment, cloud)),

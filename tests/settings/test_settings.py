@@ -374,6 +374,18 @@ def test_a_sweep_reaches_the_vm_and_changes_no_name():
     assert rules is not None and rules.as_setting() == {**SWEEP, "eta": 4, "startup": 0}
 
 
+def test_a_rule_that_can_stop_no_command_is_advice():
+    command = {"outlast:command": "python train.py"}
+    (said,) = [
+        one
+        for one in check({**command, "outlast:sweep": json.dumps(SWEEP)}).advice
+        if "outlast:sweep" in one
+    ]
+    assert said.startswith("outlast:sweep.rule halving beside outlast:command: a command logs no")
+    quiet = check({**command, "outlast:sweep": json.dumps({**SWEEP, "rule": "none"})})
+    assert not any("outlast:sweep" in one for one in quiet.advice)
+
+
 def test_infrastructure_is_the_same_run():
     changes = {
         "outlast:machineType": "n2-standard-8",

@@ -4,7 +4,7 @@ from outlast.machines import machines
 from outlast.settings.errors import NAMESPACE, SettingsError, bad
 from outlast.settings.keys import Keys
 from outlast.spec import identity
-from outlast.spec.sweep_rules import BadRules, SweepRules
+from outlast.spec.sweep_rules import BadRules, Rule, SweepRules
 
 
 def timeouts_of(given: Keys, *, spot: bool) -> str:
@@ -50,3 +50,13 @@ def sweep_rules_of(given: Keys) -> SweepRules | None:
         return SweepRules.parse(given.sweep)
     except BadRules as error:
         raise SettingsError(f"{NAMESPACE}:sweep.{error}; set {NAMESPACE}:sweep") from None
+
+
+def sweep_advice(rules: SweepRules | None, command: str) -> tuple[str, ...]:
+    """A sentence if the sweep's rule can stop nothing."""
+    if rules is None or rules.rule is Rule.NONE or not command:
+        return ()
+    return (
+        f"{NAMESPACE}:sweep.rule {rules.rule} beside {NAMESPACE}:command: a command logs no values"
+        " while it trains, so it is compared with no other trial and trains to its end",
+    )
