@@ -25,7 +25,6 @@ def _of(least: int, most: int, values: str = "", switches: str = "") -> Grammar:
 
 
 COMMANDS = {
-    "ai custom-jobs create": _of(0, 0, "--region --display-name --config"),
     "auth application-default login": _of(0, 0),
     "billing projects link": _of(1, 1, "--billing-account"),
     "compute accelerator-types list": _of(0, 99, "--zones"),

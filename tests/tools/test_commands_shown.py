@@ -45,8 +45,6 @@ RUN_BY = {
     "outlast destroy": ("tests/engine/test_changes.py", 'outlast("destroy", "dev"'),
     "outlast dev pull": ("tests/engine/test_dev.py", 'outlast("dev", "pull"'),
     "outlast dev sync": ("tests/engine/test_dev.py", '"dev", "sync", "dev"'),
-    "outlast dev sync --exclude": ("tests/cli/dev/test_sync.py", '"--exclude"'),
-    "outlast dev sync --source": ("tests/cli/dev/test_sync.py", '"--source"'),
     "outlast fetch": ("tests/cli/test_fetch.py", 'outlast("fetch", where)'),
     "outlast fetch --best": ("tests/cli/test_fetch.py", '"fetch", str(trained / "run"), "--best"'),
     "outlast fetch --curves": ("tests/cli/exports/test_extras.py", '"--curves"'),
