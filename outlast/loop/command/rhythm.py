@@ -5,6 +5,7 @@ It only looks at names, sizes and times. Digits in a name number its saves:
 ``checkpoint-#/model.bin``.
 """
 
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -172,6 +173,11 @@ class Rhythm:
         self._first: dict[str, tuple[int, int]] = {}
         """The look and the time at which each shape first changed in this attempt."""
         self._looks = 0
+        self._first_unseen = False
+        """Whether the first look with a change may show more than the first save."""
+        self._last_numbers: dict[str, int] = {}
+        self._begun_unseen = False
+        """Whether the newest numbered save began between two looks that were far apart."""
         self._replaced_only: dict[str, bool] = {}
         self._rewritten: set[str] = set()
         """Shapes of which a file older than the newest was rewritten."""
@@ -191,8 +197,9 @@ class Rhythm:
             },
         }
 
-    def observe(self, listing: Listing, flow: Flow) -> None:
-        """Learn from one more listing of the folder."""
+    def observe(self, listing: Listing, flow: Flow, *, is_next: bool = True) -> None:
+        """Learn from one more listing of the folder. Unless ``is_next``, a whole save may have
+        passed unseen since the listing before."""
         self._looks += 1
         before, now = self._before, listing.state
         moving = {
@@ -203,6 +210,11 @@ class Rhythm:
         if moving:
             self._numbers.observe(now)
         newest = self._newest(now) if moving else {}
+        if any(number > self._last_numbers.get(kind, -1) for kind, number in newest.items()):
+            self._begun_unseen = not is_next
+        self._last_numbers.update(newest)
+        if moving and not self._first:
+            self._first_unseen = not is_next
         for name in sorted(moving, key=lambda name: now[name].ctime_ns):
             key = self._numbers.key(name)
             self._changed.add(form_of(name))
@@ -322,6 +334,8 @@ class Rhythm:
         if not first:
             return set()
         begun = min(first.values())
+        if self._first_unseen and sum(look == begun[0] for look, _ in self._first.values()) > 1:
+            return set()
         return {shape for shape, (look, at_ns) in first.items() if (look, at_ns) == begun}
 
     @property
@@ -352,7 +366,7 @@ class Rhythm:
         }
         if len(of_newest) == len(state) or not of_newest or self.links_move:
             return None
-        if self.lost(listing):
+        if self.lost(listing) or self._begun_unseen or self._links_to_save(listing):
             return None
         begun_ns = min(state[name].ctime_ns for name in of_newest)
         for name in state.keys() - of_newest:
@@ -377,9 +391,19 @@ class Rhythm:
         ]
         return [*names, *others]
 
-    def begins_next(self, before: Listing, after: Listing, rewritten: Rewritten) -> bool | None:
+    def _links_to_save(self, listing: Listing) -> bool:
+        """Whether a link names a numbered save, as one does that follows the newest."""
+        return any(
+            self._numbers.save_of(posixpath.join(posixpath.dirname(name), to)) is not None
+            for name, to in listing.links.items()
+        )
+
+    def begins_next(
+        self, before: Listing, after: Listing, rewritten: Rewritten, *, is_first: bool
+    ) -> bool | None:
         """Whether the first change between two listings begins another save, so that the previous
-        one was complete; None if nothing has changed."""
+        one was complete; None if nothing has changed. Unless ``is_first``, a whole save may have
+        passed unseen between the two."""
         old, new = before.state, after.state
         changed = {
             name: seen.ctime_ns
@@ -390,6 +414,11 @@ class Rhythm:
         moved = {name for name in before.links if after.links.get(name) != before.links[name]}
         if not changed:
             return False if gone or moved else None
+        if not is_first:
+            followers = {*self._recurrent} - self._leaders
+            seen_late = any(self._numbers.key(name) in followers for name in changed)
+            if seen_late or any(name not in new for name in old):
+                return False
         begun = min(changed.values())
         first = [name for name, at_ns in changed.items() if at_ns == begun]
         return all(self._leads(name, old.get(name), new[name], rewritten) for name in first)

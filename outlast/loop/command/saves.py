@@ -28,6 +28,8 @@ from outlast.spec.globs import matches
 SCAN_SEC = 0.25
 SCAN_COST = 20.0
 """Listing the folder takes at most this fraction (1 / SCAN_COST) of the time."""
+DENSE_SEC = 2 * SCAN_SEC
+"""No whole save fits between two looks that are so close."""
 NEVER_STILL_SEC = 60.0
 MARK_TRIES = 3
 RESTS = 20
@@ -85,6 +87,9 @@ class Saves:
         self._rests: deque[float] = deque(maxlen=RESTS)
         """Recent rests between two changes, in seconds."""
         self._scan_at_sec = now_sec
+        self._looked_at_sec = now_sec
+        self._unseen_sec = 0.0
+        """Seconds between the last two looks."""
         self._unsaved_since_sec: float | None = None
         self._found_count = 0
         if is_new and self._listing.chosen().state:
@@ -110,7 +115,9 @@ class Saves:
         """List the folder and copy what is complete. Return whether something has changed."""
         if now_sec < self._scan_at_sec:
             return False
+        begun_sec = time.monotonic()
         listing = self._look(now_sec)
+        cost_sec = time.monotonic() - begun_sec
         before_sec, still_sec = self._still_sec, self._still.still_sec(now_sec, listing, self._flow)
         self._still_sec = still_sec
         if still_sec < before_sec:
@@ -121,15 +128,15 @@ class Saves:
             self._take_complete(listing)
         elif not stopping and not self._said:
             self._take_quiet(now_sec, listing)
-        cost_sec = time.monotonic() - now_sec
         self._scan_at_sec = now_sec + max(SCAN_SEC, SCAN_COST * cost_sec)
         return still_sec < before_sec
 
     def _look(self, now_sec: float) -> Listing:
+        self._unseen_sec, self._looked_at_sec = now_sec - self._looked_at_sec, now_sec
         self._listing = listing = look(self._root, self._kinds)
         if not self._said:
             self._flow = self._flows.observe(now_sec, listing)
-            self._rhythm.observe(listing, self._flow)
+            self._rhythm.observe(listing, self._flow, is_next=self._unseen_sec <= DENSE_SEC)
         return listing
 
     # A folder with a COMPLETE file.
@@ -235,10 +242,14 @@ class Saves:
     def _make_candidate(self, listing: Listing) -> None:
         """Copy the folder now; if the next change begins another save, this one was complete."""
         confirmed: list[bool] = []
+        begun_sec = time.monotonic()
         closed = not self._has_open(str(self._root / name) for name in listing.state)
 
         def accept(before: Listing, after: Listing) -> bool:
-            begins = self._rhythm.begins_next(before, after, lambda name, seen: False)
+            is_first = time.monotonic() - begun_sec <= DENSE_SEC
+            begins = self._rhythm.begins_next(
+                before, after, lambda name, seen: False, is_first=is_first
+            )
             confirmed.append(bool(begins))
             return begins is not False
 
@@ -260,7 +271,10 @@ class Saves:
     def _check_candidate(self, listing: Listing) -> None:
         assert self._candidate is not None
         begins = self._rhythm.begins_next(
-            self._candidate.taken.listing, listing, self._candidate.is_rewritten_below(self._root)
+            self._candidate.taken.listing,
+            listing,
+            self._candidate.is_rewritten_below(self._root),
+            is_first=self._unseen_sec <= DENSE_SEC,
         )
         if begins:
             self._keep_candidate()
