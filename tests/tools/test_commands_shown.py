@@ -82,6 +82,7 @@ RUN_BY = {
     "outlast rehearse --stack": ("tests/scenarios/test_played.py", '"--stack"'),
     "outlast repair": ("tests/cli/test_cloud.py", 'outlast("repair", "dev"'),
     "outlast report": ("tests/cli/report/test_page.py", 'outlast("report", run)'),
+    "outlast report --sweep": ("tests/cli/report/test_sweep.py", '("lr", "--sweep")'),
     "outlast resume": ("tests/engine/test_changes.py", 'outlast("resume", "dev"'),
     "outlast resume --from": ("tests/cli/test_rewind.py", '"--from"'),
     "outlast run": ("tests/cli/test_run.py", 'outlast("run", "first"'),

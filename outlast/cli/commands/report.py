@@ -17,29 +17,43 @@ from outlast.cli.terminal import say
     metavar="FILE",
     help="The default is report-EXPERIMENT.html.",
 )
+@click.option("--sweep", "is_sweep", is_flag=True, help="EXPERIMENT is a sweep, or its file.")
 @click.option("--json", "as_json", is_flag=True, help="Print its facts as JSON, without a page.")
-def report(experiment: str, output: Path | None, as_json: bool) -> None:
-    """Write one HTML page about a run, for a browser or phone without a network.
+def report(experiment: str, output: Path | None, is_sweep: bool, as_json: bool) -> None:
+    """Write one HTML page about a run or sweep, for a browser or phone without a network.
 
-    It has the attempts on a timeline, the curves of all metrics, goodput, cost, configuration and
-    the last lines of the logs. EXPERIMENT may also be a run's folder or gs:// path, and the run may
-    still train. Text that looks like a key is left out. Exit code 1: the run cannot be read, or the
-    page cannot be written.
+    About a run it has the attempts on a timeline, the curves of all metrics, goodput, cost,
+    configuration and the last lines of the logs; about a sweep, its leaderboard and the curves of
+    its trials. EXPERIMENT may also be a run's folder or gs:// path, a sweep's name or its file, and
+    it may still train. Text that looks like a key is left out. Exit code 1: it cannot be read, or
+    the page cannot be written.
 
     \b
     outlast report first
     outlast report first -o first.html
+    outlast report lr --sweep
     """
-    from outlast.cli import runs
-    from outlast.cli.report import facts, page
+    from outlast.cli.errors import OperateError, UsageError
+    from outlast.cli.report import facts, page, sweep
+    from outlast.cli.runs import find
+    from outlast.cli.sweep.file import SUFFIXES
 
-    place = runs.find(experiment)
-    found = facts.read(place)
+    if is_sweep or experiment.endswith(SUFFIXES):
+        found = sweep.find(experiment)
+    else:
+        try:
+            found = facts.read(find(experiment))
+        except UsageError as error:  # A sweep may have this name.
+            try:
+                found = sweep.find(experiment)
+            except OperateError:
+                raise error from None
     if as_json:
         say(json.dumps(found.as_json(), indent=2))
     else:
-        to = output or page.file_name(found)
-        page.write(page.html(found), to)
+        to = output or page.file_name(found.name)
+        html = sweep.html(found) if isinstance(found, sweep.SweepFacts) else page.html(found)
+        page.write(html, to)
         say(str(to))
     for problem in found.problems:
         say(f"outlast: {problem}", err=True)

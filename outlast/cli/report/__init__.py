@@ -1,1 +1,1 @@
-"""`outlast report`: one HTML page about a run, for a person who has nothing of Outlast's."""
+"""`outlast report`: one HTML page about a run or sweep, for people without Outlast."""

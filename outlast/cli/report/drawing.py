@@ -16,8 +16,6 @@ from outlast.cli.curves import Point
 WIDTH = 1000.0
 HEIGHT = 150
 """Of the area of a curve, in pixels."""
-TOP = 18
-"""Pixels above it, for the numbers of the attempts."""
 STRETCHES_MAX = 800
 """Above this many, a timeline is drawn by thousandths, each in its most common use."""
 LABEL_MAX = 12
@@ -79,6 +77,7 @@ class Chart:
     across: tuple[Tick, ...]
     down: tuple[Tick, ...]
     marks: tuple[Mark, ...] = ()
+    height: int = HEIGHT
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
@@ -118,6 +117,7 @@ def chart(
     last: int,
     marks: Sequence[tuple[int, str, str]] = (),
     ranks: Mapping[str, int] | None = None,
+    height: int = HEIGHT,
 ) -> Chart | None:
     """The curves by their labels over the steps 0 to `last`; None without a point. `marks`: step,
     text, kind.
@@ -127,7 +127,7 @@ def chart(
         return None
     low, high = _range(min(values), max(values))
     across = _scale(0.0, float(max(last, 1)), 0.0, WIDTH)
-    down = _scale(low, high, HEIGHT - 4.0, 6.0)
+    down = _scale(low, high, height - 4.0, 6.0)
     lines = tuple(
         Line(
             " ".join(f"{across(step):.1f},{down(value):.1f}" for step, value in _seen(points)),
@@ -141,8 +141,9 @@ def chart(
         title,
         lines,
         tuple(Tick(round(across(one) / 10, 2), count(one)) for one in ticks(0, max(last, 1), 4)),
-        tuple(Tick(round(down(one), 1), number(one)) for one in ticks(low, high, 3)),
+        tuple(Tick(round(down(one), 1), number(one)) for one in ticks(low, high, 4)),
         tuple(_labelled(Mark(round(across(at), 1), text, kind) for at, text, kind in marks)),
+        height,
     )
 
 

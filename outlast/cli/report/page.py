@@ -80,9 +80,9 @@ def html(facts: Facts) -> str:
     )
 
 
-def file_name(facts: Facts) -> Path:
-    """The file that a report gets without a name."""
-    return Path(f"report-{re.sub(r'[^A-Za-z0-9._-]+', '-', facts.name)}.html")
+def file_name(name: str) -> Path:
+    """The file that a report gets, by the name of its experiment or sweep."""
+    return Path(f"report-{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}.html")
 
 
 def write(text: str, path: Path) -> None:

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -100,6 +100,8 @@ class Leaderboard:
     """What all trials have cost so far."""
     is_lower_bound: bool
     """Whether a part of that has no known price."""
+    curves: Mapping[str, Curve] = field(default_factory=dict, repr=False)
+    """By run: the metric's values, as `curves_of` reads them."""
 
     @property
     def best(self) -> Line | None:
@@ -151,6 +153,7 @@ def of(
         len(state.trials) - len(shown),
         sum(one.dollars for one in state.trials.values()),
         any(one.unknown for one in state.trials.values()),
+        curves,
     )
 
 

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from outlast.cli.report import facts, page
+from outlast.cli.report import facts, page, sweep
 from tests.browser import browser, needs_browser, served
 from tests.cli.report.planted import Planted
+from tests.cli.report.test_sweep import trained
+from tests.cli.sweep.conftest import world  # noqa: F401  a fixture
+from tests.cli.sweep.made import World
 
 pytestmark = [needs_browser, pytest.mark.timeout(400)]
 
@@ -32,7 +35,7 @@ const measure = async (name, width) => {
 };
 addEventListener('load', async () => {
   const found = {};
-  for (const name of ['plain', 'hostile', 'open'])
+  for (const name of ['plain', 'hostile', 'sweep', 'open'])
     for (const width of [375, 1280]) found[`${name} ${width}`] = await measure(`/${name}`, width);
   await new Promise(done => setTimeout(done, 500));
   await fetch('/done', {method: 'POST', body: JSON.stringify(found)});
@@ -40,8 +43,11 @@ addEventListener('load', async () => {
 </script><body>"""
 
 
-def test_pages_load_nothing_run_nothing_and_fit(tmp_path: Path) -> None:
-    """The third page has the same hostile text without escaping or policy, so that it is sure that
+def test_pages_load_nothing_run_nothing_and_fit(
+    tmp_path: Path,
+    world: World,  # noqa: F811
+) -> None:
+    """The last page has the same hostile text without escaping or policy, so that it is sure that
     the browser would load it."""
     asked: list[str] = []
     found: dict[str, dict[str, object]] = {}
@@ -65,6 +71,7 @@ def test_pages_load_nothing_run_nothing_and_fit(tmp_path: Path) -> None:
         )
         pages["/plain"] = page.html(facts.read(Planted().whole().place))
         pages["/hostile"] = page.html(facts.read(Planted(text=text).whole().place))
+        pages["/sweep"] = sweep.html(sweep.read(trained(world).objects))
         unsafe = text.replace("refresh", "nothing").replace("evil-", "open-")
         pages["/open"] = f"<!doctype html><title>open</title><div class=tile></div>{unsafe}"
         with browser(tmp_path / "profile", "--hide-scrollbars", f"http://127.0.0.1:{port}/"):
@@ -75,6 +82,6 @@ def test_pages_load_nothing_run_nothing_and_fit(tmp_path: Path) -> None:
         plain, hostile = found[f"plain {width}"], found[f"hostile {width}"]
         assert plain["title"] == "first: done" and hostile["title"] == "first: done"
         assert (plain["curves"], plain["styled"]) == (3, "12px")
-        for one in (plain, hostile):
+        for one in (plain, hostile, found[f"sweep {width}"]):
             assert one["width"] == width and not one["wide"], one
             assert one["small"] == 0, one

@@ -37,7 +37,7 @@ def test_a_curve_is_drawn_from_edge_to_edge() -> None:
     assert (first[0], second[0], third[0]) == (0, WIDTH / 2, WIDTH)
     assert HEIGHT > first[1] > third[1] > second[1] > 0
     assert [tick.text for tick in chart.across] == ["0", "25", "50", "75", "100"]
-    assert [tick.text for tick in chart.down] == ["1", "2", "3"]
+    assert [tick.text for tick in chart.down] == ["1", "1.5", "2", "2.5", "3"]
 
 
 @pytest.mark.parametrize(
