@@ -7,8 +7,6 @@ have decided at once.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -32,10 +30,6 @@ _log = logging.getLogger(__name__)
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 _STEP_DIGITS = (12, 15)
-
-
-# ---------------------------------------------------------------------------------------------
-# For a trial
 
 
 def record_value(
@@ -152,58 +146,3 @@ def _value(
         )
         return None
     return value
-
-
-# ---------------------------------------------------------------------------------------------
-# For readers
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """All values and decisions of a sweep."""
-
-    values: Mapping[int, Mapping[str, RungValue]]
-    """By rung, then by run, in the order of their arrival."""
-    decisions: Mapping[str, Sequence[RungDecision]]
-    """By run, in the order of the rungs."""
-    unread: tuple[str, ...] = ()
-    """What could not be read, a sentence each."""
-
-    def stopped(self, run: str) -> RungDecision | None:
-        """The first decision that stops the run; None if none does."""
-        found = (one for one in self.decisions.get(run, ()) if one.choice is Choice.STOP)
-        return next(found, None)
-
-
-def read(store: Store, layout: SweepLayout, *, patience: Patience = BRIEF) -> Sweep:
-    """Reads a sweep; empty if no trial has reached a rung. Raises StoreError."""
-    values: dict[int, dict[str, RungValue]] = {}
-    decisions: dict[str, list[RungDecision]] = {}
-    unread: list[str] = []
-    for path, value in _read_all(store, layout.values, RungValue, unread, patience):
-        if path == layout.value(value.rung, value.run):
-            values.setdefault(value.rung, {})[value.run] = value
-    for path, decision in _read_all(store, layout.decisions, RungDecision, unread, patience):
-        if path == layout.decision(decision.rung, decision.run):
-            decisions.setdefault(decision.run, []).append(decision)
-    for made in decisions.values():
-        made.sort(key=lambda decision: decision.rung)
-    return Sweep(dict(sorted(values.items())), decisions, tuple(unread))
-
-
-def _read_all(
-    store: Store, prefix: str, kind: type[AnyRecord], unread: list[str], patience: Patience
-) -> list[tuple[str, AnyRecord]]:
-    """The records below a prefix with their paths, in the order of their arrival."""
-
-    def read_one(found: Object) -> AnyRecord | str | None:
-        try:
-            return patience(lambda: read_record(store, found.path, kind))
-        except Damaged as error:
-            return str(error)
-
-    listed = sorted(patience(lambda: list(store.list(prefix))), key=_arrival)
-    read = in_parallel([partial(read_one, found) for found in listed], small_reads(store))
-    unread += [one for one in read if isinstance(one, str)]
-    found = zip([one.path for one in listed], read, strict=True)
-    return [(path, one) for path, one in found if isinstance(one, kind)]

@@ -146,26 +146,6 @@ def test_the_decisions_of_one_trial(store: MemoryStore) -> None:
     assert rungs.decisions_of(store, LAYOUT, "c") == []
 
 
-def test_a_whole_sweep_for_readers(store: MemoryStore) -> None:
-    for run, number in (("b", 2.0), ("a", 1.0)):
-        decide(store, arrive(store, run, number))
-    store.put(LAYOUT.value(10, "x"), b"not JSON")
-    store.put(LAYOUT.decision(10, "y"), b"{}")
-    found = rungs.read(store, LAYOUT)
-    assert list(found.values) == [10] and list(found.values[10]) == ["b", "a"]
-    stopped = found.stopped("a")
-    assert stopped is not None and stopped.why == (
-        "rung 10 of sweep lr: acc 1 is worse than 2, the last of the best 1 among 2 trials"
-    )
-    assert found.stopped("b") is None and found.stopped("c") is None
-    assert len(found.unread) == 2 and all(LAYOUT.prefix in text for text in found.unread)
-
-
-def test_a_sweep_that_has_not_begun(store: MemoryStore) -> None:
-    found = rungs.read(store, LAYOUT)
-    assert (found.values, found.decisions, found.unread) == ({}, {}, ())
-
-
 def test_the_name_of_a_sweep_is_checked() -> None:
     with pytest.raises(ValueError, match="sweep '../x': is not a sweep's name"):
         SweepLayout("../x")

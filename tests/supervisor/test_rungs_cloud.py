@@ -11,7 +11,8 @@ from bench.sites import ACCOUNT, BUCKET, GROUPS, CloudSite, Job, local_cloud, ma
 from outlast.base.exits import Reason, State
 from outlast.bucket import rungs
 from outlast.bucket.head import Head
-from outlast.bucket.layout import Choice, Layout, RungDecision, SweepLayout
+from outlast.bucket.layout import Choice, Layout, RungDecision, RungValue, SweepLayout
+from outlast.bucket.records import read_record
 from outlast.cli import cloud as clouds
 from outlast.spec import permissions
 from outlast.spec.sweep_rules import SweepRules
@@ -65,6 +66,9 @@ class Trial(CloudSite):
     def lift(self, rule: str) -> None:
         self._cloud.call("DELETE", f"/_local/faults/{rule}")
 
+    def value(self) -> RungValue | None:
+        return read_record(self.store(), SWEEP.value(20, self.layout.run), RungValue)
+
     def decision(self) -> RungDecision | None:
         found = rungs.decisions_of(self.store(), SWEEP, self.layout.run)
         return found[0] if found else None
@@ -93,19 +97,19 @@ def bind(cloud: clouds.LocalCloud) -> None:
     cloud.call("POST", path, {"policy": {"bindings": [compute]}})
     policy = cloud.call("GET", f"/storage/v1/b/{BUCKET}/iam?optionsRequestedPolicyVersion=3")
     roles = (
-        ("objectUser", "experiments"),
-        ("objectViewer", "bundles"),
-        ("objectViewer", SWEEP.prefix),
-        ("objectCreator", SWEEP.prefix),
+        ("objectUser", ["experiments/"]),
+        ("objectViewer", ["bundles/"]),
+        ("objectViewer", [SWEEP.values, SWEEP.decisions]),
+        ("objectCreator", [SWEEP.values, SWEEP.decisions]),
     )
     policy["version"] = 3
     policy["bindings"] += [
         {
             "role": f"roles/storage.{role}",
             "members": member,
-            "condition": {"title": "t", "expression": permissions.below(BUCKET, prefix)},
+            "condition": {"title": "t", "expression": permissions.starting(BUCKET, *starts)},
         }
-        for role, prefix in roles
+        for role, starts in roles
     ]
     cloud.call("PUT", f"/storage/v1/b/{BUCKET}/iam", policy)
 
@@ -119,7 +123,7 @@ def test_trials_that_are_killed_end_as_they_would_have_ended(
 
     c.kill("before")
     c.begin()
-    until(lambda: "c" in rungs.read(c.store(), SWEEP).values.get(20, {}), "the value of c")
+    until(c.value, "the value of c")
     # The group creates another VM, which has to wait until d has arrived.
     held = c.fault({"object": f"^{c.layout.head}$", "count": 0}, "before", {"status": 503})
     assert c.decision() is None
@@ -129,19 +133,20 @@ def test_trials_that_are_killed_end_as_they_would_have_ended(
     c.lift(held)
     pruned = {"c": c.end(), "d": d.end()}
 
-    found = rungs.read(c.store(), SWEEP)
-    assert list(found.values[20]) == ["a", "b", "c", "d"]
-    for name, head in pruned.items():
-        others = list("abcd"[: "abcd".index(name)])
-        decision = found.stopped(name)
-        assert decision is not None and [one.run for one in decision.others] == others
-        measured = [found.values[20][other].measured for other in others]
-        verdict = RULES.decide(found.values[20][name].measured, measured)
+    values = {one.layout.run: until(one.value, "a value") for one in (a, b, c, d)}
+    for one, others in ((c, "ab"), (d, "abc")):
+        decision, head = one.decision(), pruned[one.layout.run]
+        assert decision is not None and decision.choice is Choice.STOP
+        assert [other.run for other in decision.others] == list(others)
+        measured = [values[other].measured for other in others]
+        verdict = RULES.decide(values[one.layout.run].measured, measured)
         assert decision.why.endswith(verdict.why) and verdict.stop
         assert head.state is State.PRUNED and head.end is not None and head.chain
         assert (head.end.reason, head.end.why) == (Reason.PRUNED, decision.why)
         assert head.term > 1
-    assert found.stopped("d") == decided
-    assert {found.decisions[name][0].choice for name in "ab"} == {Choice.CONTINUE}
+    assert d.decision() == decided
+    for one in (a, b):
+        decision = one.decision()
+        assert decision is not None and decision.choice is Choice.CONTINUE
     groups = c._cloud.call("GET", GROUPS)["items"]
     assert {one["targetSize"] for one in groups} == {0}

@@ -12,7 +12,8 @@ from outlast.base import process_tree
 from outlast.base.exits import Reason, State
 from outlast.bucket import rungs
 from outlast.bucket.head import Head, read_head
-from outlast.bucket.layout import Layout, SweepLayout
+from outlast.bucket.layout import Choice, Layout, RungValue, SweepLayout
+from outlast.bucket.records import read_record
 from outlast.spec.sweep_rules import SweepRules
 from tests.supervisor.fake_cloud import FakeCloud, fake_cloud
 from tests.supervisor.test_main import ATTRIBUTES, Machines
@@ -139,12 +140,13 @@ def test_trials_that_are_killed_end_as_they_would_have_ended(
         other.close()
 
     trials.kill("c")  # its value is recorded, its decision is not
-    found = rungs.read(trials.machines.store, SWEEP)
-    assert run_of("c") in found.values[10] and run_of("c") not in found.decisions
+    store = trials.machines.store
+    assert read_record(store, SWEEP.value(10, run_of("c")), RungValue) is not None
+    assert rungs.decisions_of(store, SWEEP, run_of("c")) == []
     trials.kill("d", FREEZE_AFTER="1")  # its decision is recorded, its end is not
     assert trials.head_of("d").state is State.OPEN
-    stopped = rungs.read(trials.machines.store, SWEEP).stopped(run_of("d"))
-    assert stopped is not None
+    (decided,) = rungs.decisions_of(store, SWEEP, run_of("d"))
+    assert decided.choice is Choice.STOP
     trials.play("c")
     trials.play("d")
 

@@ -58,7 +58,7 @@ class Line:
             "best_step": self.best_step,
             "dollars": round(self.trial.dollars, 4),
             "url": found.url if found else None,
-            "why": self.trial.why,
+            "why": self.trial.said,
         }
 
 

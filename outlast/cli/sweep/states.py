@@ -47,6 +47,12 @@ class TrialState:
         return sweeps.trial(self.sweep, self.record.run)
 
     @property
+    def said(self) -> str:
+        """Why it cannot be read, or why it ended early, such as by which comparison it was pruned;
+        empty for neither."""
+        return self.why or (self.status.why if self.status else "")
+
+    @property
     def has_ended(self) -> bool:
         """Whether nothing continues it by itself. One that cannot be read counts as ended: it must
         not be started again."""

@@ -104,6 +104,8 @@ def show_status(found: SweepState) -> None:
     for one in shown:
         if one.why:
             _say(Terminal(stderr=True), f"outlast: {one.why}")
+        elif one.said:
+            _say(console, f"{one.record.run} is {one.state}: {one.said}")
 
 
 def show_leaderboard(found: Leaderboard) -> None:

@@ -34,7 +34,7 @@ REASONS = {
     State.DONE: Reason.DONE,
     State.FAILED: Reason.USER_FAILED,
     State.STOPPED: Reason.STOPPED,
-    State.PRUNED: Reason.STOPPED,
+    State.PRUNED: Reason.PRUNED,
 }
 BILLED = {"spot": True, "disk": "pd-balanced", "disk_gb": 50, "ssds": 0, "address": True}
 

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from outlast.base.exits import State
-from outlast.cli.sweep import bring_up, leaderboard, states
+from outlast.bucket.head import read_head
+from outlast.cli.sweep import bring_up, leaderboard, states, tables
 from outlast.cli.sweep.leaderboard import Leaderboard
 from tests.cli.sweep.made import World
 
@@ -85,6 +87,23 @@ def test_trials_that_ended_early_are_shown_and_not_compared(world: World) -> Non
     found = board(world)
     assert found.step == 20
     assert ranks(found) == [(0.3, 0.5, True), (0.1, 0.99, False), (0.2, 0.98, False)]
+
+
+def test_a_pruned_trial_says_by_which_comparison(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    up(world, {0.1: (State.PRUNED, curve(0.1))})
+    run = world.run_of(learning_rate=0.1)
+    place = states.place_of(world.objects, run)
+    head = read_head(world.store, place.layout).head
+    assert head.end is not None
+    why = "rung 10 of sweep lr: acc 0.1 is worse than 0.9, the last of the best 1 among 2 trials"
+    pruned = replace(head, end=replace(head.end, why=why))
+    world.store.put(place.layout.head, pruned.to_json())
+    (line,) = [one for one in board(world).as_json()["trials"] if one["id"] == run]
+    assert (line["state"], line["why"]) == ("pruned", why)
+    tables.show_status(states.read(world.objects))
+    assert f"{run} is pruned: {why}" in capsys.readouterr().out.splitlines()
 
 
 def test_a_value_that_is_not_finite_is_last(world: World) -> None:
