@@ -1,9 +1,9 @@
 """Makes a price list from the SKUs of the Cloud Billing Catalog.
 
 Only what a description names without doubt becomes a price: two different prices for one thing make
-it ambiguous, and the built-in price stays with its own date. Source: services.skus.list, discovery
-document cloudbilling v1, revision 20261103; the descriptions, public code that reads the catalog,
-read in November 2026.
+it ambiguous, and the built-in price stays with its own date. Source: the reference of the Cloud
+Billing API (services.skus.list), read on 2026-11-30. No page lists the descriptions: those here are
+from public code that reads the catalog, and none was checked against the catalog itself.
 """
 
 import copy

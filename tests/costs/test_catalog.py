@@ -20,7 +20,7 @@ def sku(
     spot: bool = False,
     **price: Any,
 ) -> dict[str, Any]:
-    """A SKU as the catalog has it (services.skus.list, discovery document cloudbilling v1)."""
+    """A SKU as the catalog has it (reference of the Cloud Billing API, services.skus.list)."""
     nanos = round(dollars * 1e9)
     amount = {
         "currencyCode": "USD",
