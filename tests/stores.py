@@ -194,6 +194,8 @@ class Prefixed:
         def prefixed(path: str, *arguments: Any, **named: Any) -> Any:
             if name == "copy":
                 arguments = (self._prefix + arguments[0],)
+            if named.get("glob"):
+                named["glob"] = self._prefix + named["glob"]
             answer = operation(self._prefix + path, *arguments, **named)
             if name == "get":
                 return answer[0], self._cut(answer[1])

@@ -25,6 +25,9 @@ _NO_FAILURES = frozenset(
 )
 """Reasons that need no further explanation."""
 
+BOOT_END = ".end.json"
+"""What the record of a boot's end is called, behind the name of the boot."""
+
 MISSED_HEARTBEATS = 3
 """After so many an attempt is silent."""
 SILENCE_SEC_MAX = 86400.0
@@ -145,11 +148,11 @@ class History:
     @property
     def boots(self) -> int:
         """VM boots, including those that never held a term."""
-        return sum(not path.endswith(_BOOT_END) for path in self.booted)
+        return sum(not path.endswith(BOOT_END) for path in self.booted)
 
     @property
     def first_boot(self) -> datetime | None:
-        times = [at for path, at in self.booted.items() if not path.endswith(_BOOT_END)]
+        times = [at for path, at in self.booted.items() if not path.endswith(BOOT_END)]
         return min(times, default=None)
 
     @property
@@ -231,7 +234,7 @@ def read_boots(
         booted = {item.path: item.updated for item in store.list(layout.boots)}
     for path, updated in booted.items():
         name = path.removeprefix(layout.boots)
-        if name.endswith(_BOOT_END):
+        if name.endswith(BOOT_END):
             ends.append(name)
         else:
             starts[name.removesuffix(".json")] = updated
@@ -240,7 +243,7 @@ def read_boots(
         with contextlib.suppress(NotFound):
             end = BootEnd.from_json(store.get(layout.boots + name)[0])
             why = end.message.partition("\n")[0]
-            found[name.removesuffix(_BOOT_END)] = end.reason, why
+            found[name.removesuffix(BOOT_END)] = end.reason, why
 
     in_parallel([partial(reason, name) for name in ends], small_reads(store))
     boots = (
@@ -256,9 +259,6 @@ def read_end(store: Store, layout: Layout, term: int) -> AttemptEnd | None:
         return AttemptEnd.from_json(store.get(layout.attempt_end(term))[0])
     except NotFound:
         return None
-
-
-_BOOT_END = ".end.json"
 
 
 def _attempts(head: Head, records: blocks.Records) -> Iterator[Attempt]:

@@ -1,14 +1,16 @@
 """All runs of a project at a glance, from the buckets alone: each is read once, many at a time.
 
-The number of storage calls for a run depends on its attempts only: six, three more for each of the
-newest attempts (at most 63), and one for each 32 older ones.
+A bucket is listed five times, a thousand names at a time. For each run there is one request for
+HEAD, up to three for each of the newest attempts (at most 63), and one for each 32 older ones; a
+finished one has two more, for its evaluations.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+from outlast.bucket import listed
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import Store, StoreError
 from outlast.bucket.transfer import in_parallel, small_reads
@@ -61,14 +63,17 @@ def read(*, mine: bool = False, every: bool = False) -> Overview:
         try:
             store = experiments.open_bucket(bucket, stack)
             names = [name for name in experiments.names(store) if own is None or name in own]
+            records = listed.read(store, experiments.ROOT, only=frozenset(names).__contains__)
         except CloudError:
             raise
         except (StoreError, OperateError) as error:
             unread.append(about(f"gs://{bucket}", error))
             continue
-        jobs: list[Callable[[], tuple[list[Line], str]]] = [
-            partial(_experiment, store, name, every) for name in names
-        ]
+        runs: dict[str, list[Layout]] = {name: [] for name in names}
+        for run in filter(lambda one: experiments.is_run(one.run), records.runs()):
+            runs[run.prefix.removeprefix(experiments.ROOT)].append(run)
+        view = cast(Store, records)
+        jobs = [partial(_experiment, view, name, of, every) for name, of in runs.items()]
         for name, (found, why) in zip(names, in_parallel(jobs, small_reads(store)), strict=True):
             lines += found
             if why:
@@ -79,21 +84,15 @@ def read(*, mine: bool = False, every: bool = False) -> Overview:
     return Overview(tuple(lines), tuple(without), tuple(unread))
 
 
-def _experiment(store: Store, name: str, every: bool) -> tuple[list[Line], str]:
+def _experiment(
+    store: Store, name: str, runs: Sequence[Layout], every: bool
+) -> tuple[list[Line], str]:
     """Its runs, newest first, and why some could not be read."""
-    try:
-        found = [
-            Place(name, store, Layout(f"{experiments.ROOT}{name}", run))
-            for run in store.folders(f"{experiments.ROOT}{name}/")
-            if experiments.is_run(run)
-        ]
-    except StoreError as error:
-        return [], about(name, error)
     lines: list[Line] = []
     whys: list[str] = []
-    for place in found:
+    for layout in runs:
         try:
-            lines.append(line_of(place))
+            lines.append(line_of(Place(name, store, layout)))
         except OperateError as error:
             whys.append(str(error))
     lines.sort(key=lambda line: line.status.started, reverse=True)

@@ -433,8 +433,8 @@ def test_an_objects_name_that_leads_elsewhere_is_refused_before_anything_is_writ
     """A bucket's writer chooses the names of its objects."""
 
     class Theirs(MemoryStore):
-        def list(self, prefix: str) -> Any:
-            found = [*super().list(prefix)]
+        def list(self, prefix: str, *, glob: str = "") -> Any:
+            found = [*super().list(prefix, glob=glob)]
             return iter([*found, dataclasses.replace(found[0], path=f"{prefix}{name}")])
 
     store = Theirs()

@@ -274,6 +274,26 @@ def test_list_is_sorted_and_cut_by_prefix(store: Store) -> None:
     assert next(store.list("u")) == store.stat("u")
 
 
+def test_a_list_matches_names_by_a_glob(store: Store) -> None:
+    for path in (
+        "a/r/HEAD",
+        "a/r/x/HEAD",
+        "a/q/end.json",
+        "a/q/start.json",
+        "b/r/HEAD",
+        "a/r.HEAD",
+    ):
+        store.put(path, b"x")
+
+    def found(glob: str) -> list[str]:
+        return [one.path for one in store.list("a/", glob=glob)]
+
+    assert found("a/*/HEAD") == ["a/r/HEAD"]
+    assert found("a/*/{start,end}.json") == ["a/q/end.json", "a/q/start.json"]
+    assert found("*/r/HEAD") == ["a/r/HEAD"]
+    assert found("a/r") == []
+
+
 def test_folders_are_those_right_below(store: Store) -> None:
     for path in ("a/run-2/t1/x", "a/run-1/HEAD", "a/run-1/t1/x", "a/file", "ab/run-3/HEAD", "top"):
         store.put(path, b"x")

@@ -20,6 +20,7 @@ writes: the writer can recognise its own write after a lost answer.
 import base64
 import io
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -199,8 +200,10 @@ class Store(Protocol):
         """
         ...
 
-    def list(self, prefix: str) -> Iterator[Object]:
-        """All objects whose path starts with `prefix`, sorted by path."""
+    def list(self, prefix: str, *, glob: str = "") -> Iterator[Object]:
+        """All objects whose path starts with `prefix`, sorted by path; with `glob`, only those
+        whose whole path matches it: `*` within a folder, and `{a,b}`. A bucket does the matching.
+        """
         ...
 
     def folders(self, prefix: str) -> Iterator[str]:
@@ -381,6 +384,13 @@ class _Window(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+def matcher(glob: str) -> Callable[[str], object]:
+    """Whether a path matches a glob of `Store.list`; every path does if it is empty."""
+    signs = {"*": "[^/]*", "{": "(?:", ",": "|", "}": ")"}
+    pattern = "".join(signs.get(sign, re.escape(sign)) for sign in glob)
+    return re.compile(pattern if glob else ".*", re.DOTALL).fullmatch
 
 
 def check_path(path: str) -> str:

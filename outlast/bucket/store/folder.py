@@ -35,6 +35,7 @@ from outlast.bucket.store.contract import (
     check_generation,
     check_path,
     checksum_of,
+    matcher,
     not_found,
     opened,
     too_large,
@@ -213,7 +214,8 @@ class FolderStore(Fetching):
                     break
                 self._lasting.discard(self._folder / parent)
 
-    def list(self, prefix: str) -> Iterator[Object]:
+    def list(self, prefix: str, *, glob: str = "") -> Iterator[Object]:
+        matches = matcher(glob)
         folder = self._folder / prefix.rpartition("/")[0]
         trust.check_way(self._folder, prefix.rpartition("/")[0])
         found = []
@@ -222,7 +224,7 @@ class FolderStore(Fetching):
                 folders[:] = [name for name in folders if name != self._blobs.name]
             for name in files:
                 path = (Path(root) / name).relative_to(self._folder).as_posix()
-                if not path.startswith(prefix):
+                if not (path.startswith(prefix) and matches(path)):
                     continue
                 # A foreign file is not an object; it only takes the name.
                 with contextlib.suppress(StoreError):

@@ -17,6 +17,7 @@ from outlast.bucket.store.contract import (
     check_generation,
     check_path,
     checksum_of,
+    matcher,
     not_found,
     opened,
     too_large,
@@ -165,8 +166,10 @@ class MemoryStore(Fetching):
 
         self._perform("delete", path, apply, writes=True)
 
-    def list(self, prefix: str) -> Iterator[Object]:
-        return iter(self._perform("list", prefix, lambda: self._objects.below(prefix)))
+    def list(self, prefix: str, *, glob: str = "") -> Iterator[Object]:
+        matches = matcher(glob)
+        found = self._perform("list", prefix, lambda: self._objects.below(prefix))
+        return (one for one in found if matches(one.path))
 
     def folders(self, prefix: str) -> Iterator[str]:
         rests = (found.path[len(prefix) :] for found in self.list(prefix))
