@@ -132,6 +132,7 @@ BOOT_REASONS = frozenset(
         Reason.RESTORE_ERROR,
         Reason.FENCED,
         Reason.REFUSED,
+        Reason.STOPPED,
         Reason.STUCK_LEAVING,
     }
 )

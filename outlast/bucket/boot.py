@@ -9,7 +9,7 @@ from enum import Enum
 from outlast.base.exits import MAX_NO_PROGRESS, NO_PROGRESS_REASONS, Reason, State
 from outlast.bucket.head import End, Head
 from outlast.bucket.layout import AttemptEnd, Heartbeat, Layout
-from outlast.bucket.store import Forbidden, Store, StoreError, Throttled, Unavailable
+from outlast.bucket.store import Forbidden, NotFound, Store, StoreError, Throttled, Unavailable
 
 NO_PROGRESS_SECONDS = 600.0
 """Seconds after which a term without a commit counts as no progress, if no commit time is known."""
@@ -28,6 +28,9 @@ NUMBERS_MAX = 100_000_000
 """No run has so many terms or resumes: such a HEAD was forged, and its numbers would soon fit into
 no record.
 """
+
+
+STOP_ASKED = "outlast stop asked for the run's end"
 
 
 class Missing(Enum):
@@ -115,11 +118,13 @@ def decide(
     now: datetime,
     nonce: str,
     last_term: LastTerm | None = None,
+    stop_asked: bool = False,
 ) -> Decision:
     """Decides what a boot with this claim does; the design's table, row by row.
 
-    `has_attempts` matters if HEAD is absent, `last_term` if the run is open; `nonce` goes into the
-    HEAD that the decision writes.
+    `has_attempts` matters if HEAD is absent, `last_term` if the run is open, and `stop_asked`,
+    whether `outlast stop` asks for the end of HEAD's resume; `nonce` goes into the HEAD that the
+    decision writes.
     """
     if look is Missing.ABSENT:
         if has_attempts:
@@ -144,11 +149,17 @@ def decide(
             "bucket's bindings, `outlast repair` shows whether HEAD itself is intact",
         )
     assert isinstance(look, Head)
-    return _decide_on(look, claim, now=now, nonce=nonce, last_term=last_term)
+    return _decide_on(look, claim, now=now, nonce=nonce, last_term=last_term, stop_asked=stop_asked)
 
 
 def _decide_on(
-    head: Head, claim: Claim, *, now: datetime, nonce: str, last_term: LastTerm | None
+    head: Head,
+    claim: Claim,
+    *,
+    now: datetime,
+    nonce: str,
+    last_term: LastTerm | None,
+    stop_asked: bool,
 ) -> Decision:
     mine, theirs = (claim.resume, claim.placement), (head.resume, head.placement)
     if head.owner != claim.owner:
@@ -194,6 +205,8 @@ def _decide_on(
     head = replace(head, deadline=min(head.deadline, claim.deadline))
     if now >= head.deadline:
         return _ending(head, Reason.LIMIT, "the run's deadline has passed", nonce)
+    if stop_asked:
+        return _ending(head, Reason.STOPPED, STOP_ASKED, nonce, State.STOPPED)
     no_progress = min(head.no_progress, MAX_NO_PROGRESS)
     if last_term is not None and last_term.no_progress and not head.committed_by(head.term):
         no_progress += 1
@@ -240,13 +253,24 @@ def _first_head(claim: Claim, now: datetime, nonce: str) -> Head:
     )
 
 
-def _ending(head: Head, reason: Reason, message: str, nonce: str) -> Decision:
+def _ending(
+    head: Head, reason: Reason, message: str, nonce: str, state: State = State.FAILED
+) -> Decision:
     end = End(reason=reason, exit=None, step=head.step, result=None)
-    return Decision(Act.END, reason, message, replace(head.ended(State.FAILED, end), nonce=nonce))
+    return Decision(Act.END, reason, message, replace(head.ended(state, end), nonce=nonce))
 
 
 # ---------------------------------------------------------------------------------------------
 # The records of earlier terms
+
+
+def stop_asked(store: Store, layout: Layout, resume: int) -> bool:
+    """Whether `outlast stop` has asked for the end of this resume. Raises StoreError."""
+    try:
+        store.stat(layout.stop_request(resume))
+    except NotFound:
+        return False
+    return True
 
 
 def last_term(store: Store, layout: Layout, head: Head) -> LastTerm | None:

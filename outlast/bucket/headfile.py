@@ -21,6 +21,7 @@ from outlast.bucket.boot import (
     decide,
     last_term,
     newest,
+    stop_asked,
 )
 from outlast.bucket.head import (
     DataFingerprint,
@@ -347,10 +348,11 @@ class HeadFile:
 
     def _decision(self, look: Look, claim: Claim, patience: Patience) -> Decision:
         previous = None
-        has_attempts = False
+        has_attempts = asked = False
         if isinstance(look, Head):
             if not look.state.ended:
                 previous = patience(lambda: last_term(self.store, self.layout, look))
+                asked = patience(lambda: stop_asked(self.store, self.layout, look.resume))
         elif look is Missing.ABSENT:
             has_attempts = patience(
                 lambda: next(self.store.list(self.layout.attempts), None) is not None
@@ -362,6 +364,7 @@ class HeadFile:
             now=patience(self.store.now),
             nonce=new_nonce(),
             last_term=previous,
+            stop_asked=asked,
         )
 
     def _settled(self, decision: Decision, generation: int, patience: Patience) -> Decision:

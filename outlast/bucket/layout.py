@@ -174,6 +174,10 @@ class Layout:
     def end(self, resume: int) -> str:
         return self._path(f"END-r{resume}.json")
 
+    def stop_request(self, resume: int) -> str:
+        """Where `outlast stop` asks the VM of this resume for a checkpoint and the run's end."""
+        return self._path(f"STOP-r{resume}.json")
+
     def data_listing(self, size: int, crc32c: str) -> str:
         """List of a data folder's files with sizes and checksums, named by the folder's
         fingerprint.
@@ -487,6 +491,18 @@ class RungDecision(Record):
     """The values that had arrived before the trial's own, in that order."""
     why: str
     """A sentence for people."""
+
+
+@dataclass(frozen=True)
+class StopRequest(Record):
+    """`STOP-r<resume>.json`, created once by `outlast stop`: a VM at work takes a checkpoint and
+    ends the run as stopped; a VM that boots ends it at once. It is one whatever it contains.
+    """
+
+    resume: Ordinal
+    seconds: Seconds
+    """How long the VM may take."""
+    time: datetime
 
 
 def is_run_path(where: str | Path) -> bool:

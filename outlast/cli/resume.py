@@ -1,4 +1,4 @@
-"""Reopens a run, and stops one.
+"""Reopens a run.
 
 A resume raises the stack's `outlast:resume`; the VM of the next `up` does the rest. If code or
 arguments were changed meanwhile, `outlast:run` keeps the run's name, and it continues with them.
@@ -10,11 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outlast.base.exits import Reason, State
+from outlast.base.exits import State
 from outlast.bucket.boot import beyond
 from outlast.bucket.head import Head, HeadLost
-from outlast.bucket.layout import Heartbeat
-from outlast.bucket.records import read_record
 from outlast.bucket.standing import content_of, end_if_expired
 from outlast.cli import engine
 from outlast.cli.errors import OperateError
@@ -74,31 +72,6 @@ def resume(deployed: Deployed) -> Resumed:
     before = content_of(head_file.store, deployed.layout, term) if term else None
     changed = changes.between(before, planned["content"]) if before else []
     return Resumed(head, counter, planned["named"] != run, changed)
-
-
-def stop(deployed: Deployed) -> Head:
-    """Ends an open run as stopped. Its VM notices with the next heartbeat, keeps what is committed
-    and leaves; the group stays, empty. Raises OperateError if the run is not open.
-    """
-    head_file = deployed.head_file()
-    try:
-        head = head_file.read().head
-    except HeadLost:
-        raise OperateError(
-            f"run {deployed.layout.run}: has no HEAD: no VM has started it yet; pulumi destroy ends"
-            " the wait for one."
-        ) from None
-    if head.state.ended:
-        raise OperateError(f"run {deployed.layout.run}: has already ended ({head.state}).")
-    return head_file.end_from_outside(State.STOPPED, Reason.STOPPED)
-
-
-def lost_steps(deployed: Deployed, head: Head) -> int:
-    """The steps that its last attempt has made since the newest checkpoint, as far as its heartbeat
-    says. Raises StoreError.
-    """
-    found = read_record(deployed.store(), deployed.layout.heartbeat(head.term), Heartbeat)
-    return max(0, found.step - head.step) if found else 0
 
 
 @contextlib.contextmanager

@@ -1,4 +1,6 @@
-"""The heartbeat: a sign of life in the bucket, after a look at HEAD."""
+"""The heartbeat: a sign of life in the bucket, after a look at HEAD and before one for a request
+of `outlast stop`.
+"""
 
 import contextlib
 import logging
@@ -8,8 +10,9 @@ from dataclasses import dataclass
 
 from outlast.bucket.head import HeadError, HeadForbidden
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import Heartbeat
-from outlast.bucket.store import StoreError, Throttled, Unavailable
+from outlast.bucket.layout import Heartbeat, StopRequest
+from outlast.bucket.records import read_record
+from outlast.bucket.store import Damaged, StoreError, Throttled, Unavailable
 from outlast.supervisor.latest import Latest
 from outlast.supervisor.listener import Post
 from outlast.supervisor.progress import Progress
@@ -19,12 +22,23 @@ _log = logging.getLogger(__name__)
 LAST_WORDS_SEC = 5.0
 """Seconds that a close waits for the heartbeat being sent."""
 
+UNREADABLE_STOP_SEC = 300.0
+"""Seconds for the last checkpoint if the request does not say how many."""
+
 
 @dataclass(frozen=True)
 class HeadChanged:
     """Event: HEAD says that this attempt is over."""
 
     error: HeadError
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """Event: `outlast stop` asks for a last checkpoint and the run's end."""
+
+    seconds: float
+    """How long both may take."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +61,10 @@ class HeartbeatSender:
         heartbeat_sec: float,
         silence_sec: float,
         post: Post,
+        stoppable: bool,
     ) -> None:
-        """``silence_sec``: without an answer from storage for so long, the attempt is over."""
+        """``silence_sec``: without an answer from storage for so long, the attempt is over;
+        ``stoppable``: whether `outlast stop` may ask this attempt to end its run."""
         self._head_file = head_file
         self._term = term
         self._progress = progress
@@ -57,6 +73,7 @@ class HeartbeatSender:
         self._silence_sec = silence_sec
         self._silent_since: float | None = None
         self._post = post
+        self._looks_for_stop = stoppable
         self._closed = threading.Event()
         self._before = (time.monotonic(), progress.step)
         self._sent_at: float | None = None
@@ -87,6 +104,7 @@ class HeartbeatSender:
                 self._head_file.check(term=self._term)
                 self._send()
                 self._silent_since = None
+                self._look_for_stop()
             except (HeadForbidden, StoreError, OSError) as error:
                 _log.info(f"heartbeat: {error}")
                 if self._is_silent(error):
@@ -111,6 +129,20 @@ class HeartbeatSender:
         self._silent_since = now if self._silent_since is None else self._silent_since
         since = max(self._silent_since, self._progress.uploaded_at)
         return now - since >= self._silence_sec
+
+    def _look_for_stop(self) -> None:
+        if not self._looks_for_stop:
+            return
+        head_file = self._head_file
+        path = head_file.layout.stop_request(head_file.held(self._term).resume)
+        try:
+            request = read_record(head_file.store, path, StopRequest)
+        except Damaged as error:
+            _log.info(f"stop request: {error}")
+            request = StopRequest(0, UNREADABLE_STOP_SEC, head_file.store.now())
+        if request is not None:
+            self._looks_for_stop = False
+            self._post(StopAsked(request.seconds))
 
     def _send(self) -> None:
         progress, store = self._progress, self._head_file.store

@@ -36,6 +36,7 @@ class Reports:
             # On a laptop, which may be offline for long, only a commit has to be in time.
             silence_sec=timeouts.silence if self._site.restarts else math.inf,
             post=post,
+            stoppable=self._site.restarts,
         )
         log = self._site.log_of(self._term)
         if log is not None:

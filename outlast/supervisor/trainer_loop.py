@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from outlast.base.exits import Reason
+from outlast.bucket.boot import STOP_ASKED
 from outlast.bucket.data import DataService, Listings
 from outlast.bucket.errors import CommitError, RestoreError
 from outlast.bucket.head import DataFingerprint, HeadEnded
@@ -37,7 +38,7 @@ from outlast.protocol import (
     Warn,
 )
 from outlast.supervisor.departure import Departure
-from outlast.supervisor.heartbeat import HeadChanged, HeartbeatFailed
+from outlast.supervisor.heartbeat import HeadChanged, HeartbeatFailed, StopAsked
 from outlast.supervisor.held_term import HeldTerm
 from outlast.supervisor.jobs import Made
 from outlast.supervisor.link import Link
@@ -181,6 +182,8 @@ class TrainerLoop:
                 link.note_exit(event)
             case Stopping():
                 self._stop(link, event.reason, "the machine stops", event.until)
+            case StopAsked(seconds):
+                self._stop_run(link, seconds)
             case Maintenance(kind):
                 _log.info(f"maintenance-event {kind}: committing now and oftener")
                 self._maintenance_at = time.monotonic()
@@ -419,6 +422,15 @@ class TrainerLoop:
         commits_sec = PRUNE_COMMITS * (self._progress.commit_sec or 0.0)
         left_sec = min(max(PRUNE_SEC, commits_sec), max(0.0, self._limit.left_sec))
         self._stop(link, Reason.PRUNED, why, time.monotonic() + left_sec)
+
+    def _stop_run(self, link: Link, seconds: float) -> None:
+        """Stop the trainer for `outlast stop`, and end the run once its state is committed. If the
+        machine is stopping, the next one ends it.
+        """
+        if self._departure.leaving is None:
+            most_sec = max(0.0, self._limit.left_sec) + self._limit.margin_sec
+            until = time.monotonic() + min(seconds, most_sec)
+            self._stop(link, Reason.STOPPED, STOP_ASKED, until)
 
     def _judge(self, link: Link, now: float) -> None:
         """Decide why the trainer ended without completing. Called when nothing is in flight."""

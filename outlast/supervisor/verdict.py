@@ -76,8 +76,8 @@ class Verdict:
             self._work.submit(Job("end", lambda: self._jobs.finish_pruned(leaving.message)))
             return Pending.JOB
         message = leaving.lost(self._progress.step, self._progress.kept)
-        if leaving.reason is Reason.BUDGET:
-            stop = lambda: self._jobs.finish_stopped(message, Reason.BUDGET)  # noqa: E731
+        if leaving.reason in (Reason.BUDGET, Reason.STOPPED):
+            stop = lambda: self._jobs.finish_stopped(message, leaving.reason)  # noqa: E731
             self._work.submit(Job("end", stop))
             return Pending.JOB
         return Outcome(Next.STOP, reason_of_notice(self._site.notices), message)

@@ -25,6 +25,7 @@ from outlast.bucket.layout import (
     Layout,
     Manifest,
     ManifestObject,
+    StopRequest,
     check_object_name,
 )
 from outlast.spec.metrics import Last
@@ -59,6 +60,7 @@ RECORDS: list[Record] = [
         "0123456789", 3, 10, ("best",), 10, (ManifestObject("a/x", 1, "AAAAAA==", "ab" * 32, 7),)
     ),
     ResultManifest.of([ResultFile("b", 1, "2" * 64), ResultFile("a", 1, "1" * 64)]),
+    StopRequest(0, 480.0, MOMENT),
     EndCopy("0123456789", 0, 3, State.DONE, Reason.DONE, 0, 90, "p/result/", "1" * 64, MOMENT),
 ]
 
@@ -79,6 +81,7 @@ def test_names_are_those_of_the_design() -> None:
     assert layout.manifest(3, 1, "ab") == f"{root}/t000003/s000000000001-ab/MANIFEST.json"
     assert layout.result_manifest(3) == f"{root}/t000003/result/RESULT.json"
     assert layout.end(2) == f"{root}/END-r2.json"
+    assert layout.stop_request(2) == f"{root}/STOP-r2.json"
     assert layout.bundle("ff") == "experiments/demo/bundles/ff.zip"
 
 

@@ -1,5 +1,5 @@
-"""`outlast resume` raises the counter past all that held the run and keeps its name, `outlast stop`
-ends it, `status` names a state."""
+"""`outlast resume` raises the counter past all that held the run and keeps its name; `status` names
+a state."""
 
 import json
 import socket
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import Checkpoint, End, Head, HeadLost, Result, read_head
@@ -24,7 +23,6 @@ from outlast.cli import (
     resume,
     status,
 )
-from outlast.cli.app import cli
 from outlast.cli.errors import EngineError, OperateError
 from outlast.cli.review.plan import PIN
 from outlast.cli.runs import OpenedRun, Place
@@ -196,35 +194,6 @@ def test_an_open_run_past_its_deadline_is_ended_as_expired(asked):
     head = read_head(late.memory, LAYOUT).head
     assert head.state is State.FAILED
     assert head.end is not None and head.end.reason is Reason.EXPIRED
-
-
-def test_a_stop_ends_an_open_run_and_keeps_what_it_committed():
-    made = stack(COMMITTED)
-    assert resume.lost_steps(made, COMMITTED) == 0
-    heartbeat = heartbeat_record(COMMITTED.term, 305, START, total=400, row={"step": 305})
-    made.memory.put(LAYOUT.heartbeat(COMMITTED.term), heartbeat.to_json())
-    assert resume.stop(made).step == 9
-    assert resume.lost_steps(made, COMMITTED) == 296
-    head = read_head(made.memory, LAYOUT).head
-    assert (head.state, head.chain) == (State.STOPPED, COMMITTED.chain)
-    assert head.end == End(Reason.STOPPED, None, 9, None)
-    with pytest.raises(OperateError, match="has already ended"):
-        resume.stop(made)
-    with pytest.raises(OperateError, match="has no HEAD: no VM has started it yet"):
-        resume.stop(stack(None))
-
-
-def test_a_stop_says_what_is_lost_and_how_to_continue(monkeypatch):
-    made = stack(COMMITTED)
-    heartbeat = heartbeat_record(COMMITTED.term, 10, START, total=400, row={"step": 10})
-    made.memory.put(LAYOUT.heartbeat(COMMITTED.term), heartbeat.to_json())
-    monkeypatch.setattr("outlast.cli.stack.find", lambda _: made)
-    done = CliRunner().invoke(cli, ["stop", "dev"])
-    assert done.stdout.splitlines() == [
-        "dev: steps lost since its newest checkpoint: 1",
-        "dev: stopped at step 9; its VM leaves with its next heartbeat; continue with: outlast"
-        " resume dev",
-    ]
 
 
 def test_before_head_a_run_waits_boots_or_never_started():

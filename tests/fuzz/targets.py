@@ -49,6 +49,7 @@ from outlast.bucket.layout import (
     Layout,
     Manifest,
     ManifestObject,
+    StopRequest,
 )
 from outlast.bucket.results import fetch_result
 from outlast.bucket.store import Object, StoreError, open_store
@@ -245,6 +246,7 @@ def _records() -> dict[type[Record], Record]:
                 "0a1b2c3d", 1, 5, ("best",), 5, (part, replace(part, name="state.json", file=None))
             ),
             ResultManifest.of([file]),
+            StopRequest(0, 480.0, NOW),
             EndCopy("r", 0, 1, State.DONE, Reason.DONE, 0, 5, "p", DIGEST, NOW),
             pages.ChainPage("0a1b2c3d", 1, (kept,), (ref,)),
             pages.LineagePage("0a1b2c3d", 1, (Lineage(1, 0),), (ref,)),

@@ -35,6 +35,7 @@ from outlast.base.retry import Patience
 from outlast.bucket import headfile as headfile_module
 from outlast.bucket import pages
 from outlast.bucket import upload as upload_module
+from outlast.bucket.boot import stop_asked
 from outlast.bucket.head import Checkpoint, Head, HeadError, HeadForbidden, end_copy, read_head
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Heartbeat, Layout, Manifest
@@ -132,6 +133,7 @@ class Wish(StrEnum):
     """What the operator does."""
 
     STOP = "stops the run"
+    ASK = "asks for a last checkpoint and the end"
     RESUME = "raises resume"
     MOVE = "changes the zone"
     READ = "reads"
@@ -406,9 +408,14 @@ class SteppedAttempt(Attempt):
             self._rows += json.dumps(row).encode() + b"\n"
             if self.progress.step % COMMIT_EVERY == 0:
                 self._commit_now(state)
+                asked = False
                 with contextlib.suppress(HeadForbidden, StoreError):
                     self.head_file.check(term=self.term)
                     self._send_now()
+                    asked = stop_asked(self.head_file.store, LAYOUT, self.spec.resume)
+                if asked:
+                    end = lambda: self._jobs.finish_stopped("asked at work")  # noqa: E731
+                    return self._again(end), state
         return None, state
 
     @property
@@ -636,6 +643,10 @@ class World:
             if wish is Wish.STOP:
                 head_file = HeadFile(store, LAYOUT, self.clock)
                 head_file.end_from_outside(State.STOPPED, Reason.STOPPED)
+            elif wish is Wish.ASK:
+                resume = read_head(store, LAYOUT).head.resume
+                with contextlib.suppress(PreconditionFailed):
+                    store.put(LAYOUT.stop_request(resume), b"{}", if_generation_match=0)
             elif wish is Wish.REPAIR:
                 # Also beside one that lives, which the command would wait for.
                 repair(store, LAYOUT, SPEC.owner, silent_sec=0)

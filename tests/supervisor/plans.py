@@ -31,7 +31,7 @@ FAULTS_SURVIVED = st.builds(
 )
 OPERATES = st.builds(Go, st.just(OPERATOR), st.integers(1, 6), st.none() | st.sampled_from(Fault))
 STACK = st.sampled_from([Wish.RESUME, Wish.MOVE])
-OPERATOR_DOES = st.sampled_from([Wish.STOP, Wish.READ, Wish.REPAIR])
+OPERATOR_DOES = st.sampled_from([Wish.STOP, Wish.ASK, Wish.READ, Wish.REPAIR])
 
 SCENES: st.SearchStrategy[Scene] = st.one_of(
     st.tuples(GOES),
@@ -89,6 +89,11 @@ def _at(moment: int) -> dict[str, list[Event]]:
         ],
         "bit flipped": [begin, Harm.BIT_FLIP, Boot(0), Go(0, FAR)],
         "stopped by the operator": [begin, Wish.STOP, Go(OPERATOR, 9), Go(0, FAR)],
+        "asked to stop": [begin, Wish.ASK, Go(OPERATOR, 9), Go(0, FAR)],
+        "asked to stop, then cut": [
+            *(begin, Wish.ASK, Go(OPERATOR, 9), Go(0, 9, Fault.CRASH_AFTER)),
+            *(Boot(1), Go(1, FAR)),
+        ],
         "trainer fails": [begin, Tell(0, Instruction.FAILS), Go(0, 40)],
         "HEAD lost and repaired": [
             begin,

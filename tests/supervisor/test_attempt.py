@@ -19,10 +19,10 @@ from outlast.base.exits import (
     State,
 )
 from outlast.bucket import upload as upload_module
-from outlast.bucket.boot import Claim
-from outlast.bucket.head import Head, Move, Phase
+from outlast.bucket.boot import STOP_ASKED, Claim
+from outlast.bucket.head import End, Head, Move, Phase
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import AttemptEnd, AttemptStart, EndCopy, Heartbeat
+from outlast.bucket.layout import AttemptEnd, AttemptStart, EndCopy, Heartbeat, StopRequest
 from outlast.bucket.records import read_record, write_record
 from outlast.bucket.store import (
     Damaged,
@@ -959,6 +959,106 @@ def test_the_operators_stop_ends_the_attempt(world: World) -> None:
     assert world.end_of(1).reason is Reason.STOPPED
     assert [entry.step for entry in world.head.chain] == [2]
     assert world.cloud.groups["group"] == []
+
+
+def ask_to_stop(world: World, seconds: float = 30.0) -> None:
+    """As `outlast stop` asks."""
+    request = StopRequest(0, seconds, world.store.now())
+    world.store.put(LAYOUT.stop_request(0), request.to_json(), if_generation_match=0)
+
+
+def test_a_stop_request_takes_a_checkpoint_and_ends_the_run(world: World) -> None:
+    vm = world.boot(stopped_after(7)).start()
+    wait_until(lambda: vm.trainers)
+    assert vm.trainers[0].running.wait(60)
+    ask_to_stop(world)
+    assert vm.ended() == 0
+    head = world.head
+    assert (head.state, head.step, head.term) == (State.STOPPED, 7, 1)
+    assert head.end == End(Reason.STOPPED, None, 7, None) and world.exists(LAYOUT.end(0))
+    end = world.end_of(1)
+    assert (end.reason, end.state, end.step, end.committed) == (
+        *(Reason.STOPPED, State.STOPPED, 7, 7),
+    )
+    assert end.message == STOP_ASKED and world.cloud.groups["group"] == []
+    # It was for this resume only.
+    assert world.boot(finish, spec=spec_with(resume=1)).run() == 0
+    assert world.head.state is State.DONE and world.steps() == list(range(1, 11))
+
+
+def test_a_trainer_that_does_not_obey_a_stop_request_loses_its_steps_and_it_is_said(
+    world: World,
+) -> None:
+    def script(life: Life) -> int:
+        life.advance(2)
+        life.commit()
+        life.advance(3)
+        ask_to_stop(world, seconds=0.5)
+        return life.hang()
+
+    assert world.boot(script).run() == 0
+    assert (world.head.state, world.head.step) == (State.STOPPED, 2)
+    end = world.end_of(1)
+    assert end.reason is Reason.STOPPED and "step 5 is not committed, step 2 is" in end.message
+
+
+def test_a_request_that_cannot_be_read_stops_too_and_silences_no_heartbeat(world: World) -> None:
+    world_store = world.store
+    vm = world.boot(stopped_after(3)).start()
+    wait_until(lambda: vm.trainers)
+    assert vm.trainers[0].running.wait(60)
+    world_store.put(LAYOUT.stop_request(0), b"{")
+    assert vm.ended() == 0
+    assert (world.head.state, world.head.step) == (State.STOPPED, 3)
+
+
+def test_a_run_that_gets_done_after_a_stop_request_is_done(world: World) -> None:
+    def script(life: Life) -> int:
+        ask_to_stop(world)
+        life.hear(Stop)
+        return finish(life)
+
+    assert world.boot(script).run() == 0
+    assert world.head.state is State.DONE
+
+
+def test_a_preempted_vm_leaves_the_stop_request_to_its_successor(world: World) -> None:
+    """The notice comes first, so the attempt ends as preempted; the next boot ends the run."""
+
+    def script(life: Life) -> int:
+        life.advance(4)
+        vm.notices.handle_signal(15, None)
+        life.hear(Stop)
+        ask_to_stop(world)
+        life.commit()
+        return 75
+
+    vm = world.boot(script)
+    assert vm.run() == 75
+    assert world.head.state is State.OPEN and world.end_of(1).reason is Reason.INTERRUPTED
+    successor = world.boot(finish)
+    assert successor.run() == 0
+    assert successor.trainers == [] and (world.head.term, world.head.step) == (1, 4)
+    assert world.head.end == End(Reason.STOPPED, None, 4, None)
+    end = world.boot_end_of(successor)
+    assert end is not None and (end.reason, end.message) == (Reason.STOPPED, STOP_ASKED)
+    assert world.cloud.groups["group"] == []
+
+
+def test_a_fenced_vm_does_not_heed_a_stop_request(world: World) -> None:
+    """Its successor does: HEAD is read before each look for a request."""
+
+    def script(life: Life) -> int:
+        life.advance(1)
+        life.commit()
+        world.cloud.groups["group"] = [{"id": "7", "name": "group-0001"}]
+        taken_over(world)
+        ask_to_stop(world)
+        return life.hang()
+
+    assert world.boot(script).run() == 76
+    assert world.end_of(1).reason is Reason.FENCED
+    assert world.head.nonce == "successor" and world.head.state is State.OPEN
 
 
 # -- fenced ----------------------------------------------------------------------------------------

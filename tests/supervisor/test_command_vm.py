@@ -16,12 +16,13 @@ import pytest
 
 import outlast
 from outlast.base.exits import Reason, State
+from outlast.bucket.layout import StopRequest
 from outlast.spec.run_spec import NO_DEADLINE, RunSpec
 from outlast.supervisor import on_vm
 from outlast.supervisor.code import Code
 from outlast.supervisor.environment import layers
 from tests.supervisor.fake_cloud import fake_cloud
-from tests.supervisor.test_main import Machines, wait_until
+from tests.supervisor.test_main import LAYOUT, Machines, wait_until
 
 SCRIPT = """#!/bin/sh
 # Counts; the file it counts in is all it knows of checkpoints.
@@ -175,6 +176,20 @@ def test_a_command_is_killed_stopped_and_finished(machines: CommandMachines) -> 
     logs = [item.path for item in machines.store.list("experiments/first/0123456789/attempts/")]
     uri = next(path for path in logs if path.endswith("000003/logs/uri"))
     assert machines.store.get(uri)[0].decode().endswith("experiments/first/0123456789/output\n")
+
+
+def test_a_command_hands_over_its_last_checkpoint_when_the_run_is_stopped(
+    machines: CommandMachines,
+) -> None:
+    vm = machines.boot_command("6", "0", gate=4)
+    wait_until(lambda: 4 in machines.committed(), "a commit")
+    request = StopRequest(0, 60.0, machines.store.now())
+    machines.store.put(LAYOUT.stop_request(0), request.to_json(), if_generation_match=0)
+    assert vm.wait(60) == 0
+    assert (machines.head.state, machines.head.step) == (State.STOPPED, 4)
+    end = machines.end_of(1)
+    assert (end.reason, end.step, end.committed) == (Reason.STOPPED, 4, 4)
+    assert not processes_of(machines.root(0)) and machines.cloud.groups["group"] == []
 
 
 def test_a_commands_failure_ends_the_run_with_its_own_exit_code(machines: CommandMachines) -> None:

@@ -20,7 +20,7 @@ import outlast
 from outlast.base import exits
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import Head, HeadLost, read_head
-from outlast.bucket.layout import AttemptEnd, BootEnd, Layout
+from outlast.bucket.layout import AttemptEnd, BootEnd, Layout, StopRequest
 from outlast.bucket.records import read_record
 from outlast.bucket.rows import read_rows
 from outlast.bucket.store import FolderStore
@@ -262,6 +262,34 @@ def test_a_frozen_vm_is_fenced_when_it_wakes(machines: Machines, freeze: dict[st
     assert new.wait(60) == 0
     machines.check_finished()
     assert all(entry.term == 2 for entry in machines.head.chain)
+
+
+def test_a_vm_that_is_killed_between_a_stop_request_and_the_commit(machines: Machines) -> None:
+    """The request outlives it: the next VM ends the run at the last commit, without a trainer."""
+    gate = {"outlast-arg-gate": str(machines.gate), "outlast-arg-gate-at": "14"}
+    first = machines.boot(**gate, FREEZE=r"put .*/s0*14-.*/MANIFEST")
+    trainer = machines.trainer_at_gate()
+    wait_until(machines.committed, "a commit")
+    request = StopRequest(0, 60.0, machines.store.now())
+    machines.store.put(LAYOUT.stop_request(0), request.to_json(), if_generation_match=0)
+    wait_until(lambda: "the trainer has" in machines.serial(0), "the trainer is asked to stop")
+    machines.gate.touch()
+    machines.wait_frozen(first)
+    committed = machines.committed()[-1]
+    os.kill(first.pid, signal.SIGKILL)
+    os.kill(trainer, signal.SIGKILL)
+    assert machines.head.state is State.OPEN and committed < 14
+
+    second = machines.boot(**gate)
+    assert second.wait(60) == 0
+    head = machines.head
+    assert (head.state, head.term, head.step) == (State.STOPPED, 1, committed)
+    assert machines.is_off(1) and machines.cloud.groups["group"] == []
+    assert "resumes at step" not in machines.serial(1)
+    # A resume continues from there.
+    third = machines.boot(**gate, **{"outlast-resume": "1"})
+    assert third.wait(60) == 0
+    machines.check_finished()
 
 
 def test_a_killed_trainer_counts_as_out_of_memory_and_a_retry_resumes(machines: Machines) -> None:

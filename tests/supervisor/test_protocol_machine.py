@@ -18,6 +18,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
+from outlast.bucket.boot import STOP_ASKED
 from outlast.bucket.store import MemoryStore
 from tests.stores import prove_stale_writes_are_refused
 from tests.supervisor.machine import (
@@ -51,6 +52,8 @@ REACHED = {
     "a fenced machine": "holds the run now",
     "a retry of a failed trainer": "user-failed",
     "a stop seen by the holder": "the run has ended: stopped",
+    "a stop request seen at work": "asked at work",
+    "a stop request seen by a boot": f"says: {STOP_ASKED}",
     "a lower pair": "the run is at resume",
     "a repair": "operator put HEAD",
     "a lost HEAD refused": "HEAD is gone while attempts exist",
