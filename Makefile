@@ -76,6 +76,7 @@ $(POLICY)/installed: requirements/policy.txt | setup
 
 tables: setup ## docs/configuration.md and other pages of tables, from what the code declares
 	$(VENV)/python tools/tables.py
+	$(VENV)/python tools/json_page.py
 	$(VENV)/python tools/machines_table.py
 	$(VENV)/python tools/assumptions_table.py
 

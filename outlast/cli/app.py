@@ -8,12 +8,14 @@ import click
 from outlast.base import exits
 from outlast.base.console import write_line
 from outlast.base.log import log_to
+from outlast.cli import names
 from outlast.cli.terminal import say
 
 COMMANDS = (
     *("rehearse", "init", "train", "mark", "status", "costs", "checkpoints", "up", "destroy"),
     *("resume", "stop", "recover", "repair", "preview", "handover", "cloud", "list", "logs"),
-    *("wait", "watch", "fetch", "run", "inspect", "report", "sweep", "data", "dev"),
+    *("wait", "watch", "fetch", "run", "inspect", "report", "sweep", "data", "dev", "ssh"),
+    "completion",
 )
 """The subcommands; each is a module of `outlast.cli.commands`."""
 
@@ -27,7 +29,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        return getattr(importlib.import_module(f"outlast.cli.commands.{cmd_name}"), cmd_name)
+        found = getattr(importlib.import_module(f"outlast.cli.commands.{cmd_name}"), cmd_name)
+        return names.complete_experiments(found)
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -56,7 +59,7 @@ def main() -> None:
 
     log_to(write_line)
     try:
-        cli(standalone_mode=False)
+        cli(standalone_mode=False, complete_var=names.VARIABLE)
     except click.ClickException as error:
         say(f"outlast: {error.format_message()}", err=True)
         sys.exit(exits.USAGE if isinstance(error, click.UsageError) else error.exit_code)

@@ -13,6 +13,11 @@ VARIABLE = "STORAGE_EMULATOR_HOST"
 ANSWER_SEC = 5.0
 
 
+def is_local() -> bool:
+    """Whether this shell uses a local cloud."""
+    return bool(os.environ.get(VARIABLE))
+
+
 def check_local_cloud(environ: Mapping[str, str] | None = None) -> None:
     """Raises CloudError if the environment names a local cloud and nothing answers there."""
     address = (os.environ if environ is None else environ).get(VARIABLE)

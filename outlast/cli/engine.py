@@ -351,14 +351,20 @@ def _pulumi(env: Mapping[str, str]) -> str:
     return found
 
 
-def show_engine(args: list[str], *, env: Mapping[str, str]) -> None:
-    """Runs `pulumi ARGS` on this terminal. Raises EngineError if it ends with an error, which it
-    has printed, and CloudError if the local cloud is stopped.
+STDERR_FILENO = 2
+
+
+def show_engine(args: list[str], *, env: Mapping[str, str], aside: bool = False) -> None:
+    """Runs `pulumi ARGS` on this terminal; with `aside`, all of its output goes to stderr.
+
+    Raises EngineError if it ends with an error, which it has printed, and CloudError if the local
+    cloud is stopped.
     """
     check_local_cloud(env)
     command = [_pulumi(env), *args, "--non-interactive"]
     with _interrupts_left_to_engine():
-        done = subprocess.run(command, cwd=project(), env=dict(env))
+        stdout = STDERR_FILENO if aside else None
+        done = subprocess.run(command, cwd=project(), env=dict(env), stdout=stdout)
     if done.returncode:
         raise EngineError(f"pulumi {args[0]}: ended with an error, see above.")
 

@@ -31,6 +31,8 @@ class Settings:
     experiment: str
     source: Path | None = None
     """The folder of the code, if `outlast:source` names one."""
+    ssh: str = ""
+    """How its VMs may be logged in to."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def settings() -> tuple[Settings, ...]:
             _bucket(name, files),
             _text(config, "outlast:experiment") or name,
             project / source if (source := _text(config, "outlast:source")) else None,
+            _text(config, "outlast:ssh"),
         )
         for name, config in files.items()
         if _text(config, "outlast:part") != "foundation"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outlast.base.visible import one_line
+from outlast.cli import ubjson
 from outlast.cli.errors import OperateError
 
 PICKLES = (".joblib", ".pkl", ".pickle", ".pt", ".pth")
@@ -133,7 +133,7 @@ def _described(path: Path, name: str) -> Sequence[Parameter] | Trees | str:
             return _trees(found, name)
         return "JSON values"
     if path.suffix == ".ubj":
-        return _boosted(path, name)
+        return _trees(ubjson.loads(path.read_bytes()), name)
     if path.suffix == ".safetensors":
         return list(_safetensors(path, name))
     if path.suffix in (".npy", ".npz"):
@@ -260,18 +260,6 @@ def _norm(values: Any, is_bfloat16: bool = False) -> float | None:
 
 # ---------------------------------------------------------------------------------------------
 # XGBoost
-
-
-def _boosted(path: Path, file: str) -> Trees | str:
-    try:
-        import xgboost  # type: ignore[import-not-found]
-    except ImportError:
-        return "an XGBoost model; pip install xgboost to see its trees"
-    try:
-        raw = xgboost.Booster(model_file=path).save_raw("json")
-    except xgboost.core.XGBoostError as error:
-        raise ValueError(one_line(str(error))[:200]) from None
-    return _trees(json.loads(bytes(raw)), file)
 
 
 def _trees(model: Mapping[str, Any], file: str) -> Trees | str:

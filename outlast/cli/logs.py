@@ -119,6 +119,19 @@ def follow(
         pauses.wait(changed=changed)
 
 
+def why_empty(place: Place, term: int) -> str:
+    """Why an attempt has no output, in words. Raises OperateError."""
+    if place.folder is not None:
+        return f"attempt {term} left no output here; on a laptop it writes to your terminal"
+    with reading(place.name):
+        book = history.read(place.store, place.layout)
+    ended = [one for one in (book.attempts if book else ()) if one.term == term and one.reason]
+    if not ended:
+        return f"attempt {term} has left no output yet; a VM uploads it once a minute"
+    why = f": {one_line(ended[0].why)}" if ended[0].why else ""
+    return f"attempt {term} left no output; it ended as {ended[0].reason}{why}"
+
+
 def _has_ended(found: status.Status, term: int) -> bool:
     book = found.history
     return any(

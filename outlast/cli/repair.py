@@ -71,7 +71,7 @@ def repair_alone(place: Place) -> Repaired:
     if owner is None:
         what = "no record shows the run's owner; another --run-dir starts from scratch"
         if not _attempts(place.store, place.layout)[0]:
-            what = "there is no run; check the name"
+            what = "no run was found; check the name"
         raise OperateError(f"{place.name}: {what}.")
     if not owner.startswith(NO_STACK):
         stack = owner.rpartition("/")[2]

@@ -57,7 +57,7 @@ class Table(Sequence[Mapping[str, Any]]):
         """A row by number, a column by name as a list, or the rows of a slice."""
         if isinstance(index, str):
             if index not in self.columns:
-                raise KeyError(f"column {index!r}: there are {', '.join(self.columns)}")
+                raise KeyError(f"column {index!r}: is not one of {', '.join(self.columns)}")
             return [row.get(index) for row in self._rows]
         return Table(self._rows[index]) if isinstance(index, slice) else self._rows[index]
 
@@ -373,13 +373,13 @@ def _of_experiment(name: str) -> Place:
     except NotUp:
         why = "the stack of that name is not up"
     except NoEngine:
-        why = "there is no pulumi on PATH that could know a stack of that name"
+        why = "pulumi is not on PATH, so stacks were not looked for"
     except EngineError as error:
         if engine.NO_STACK not in str(error):
             raise EngineError(
                 f"{name}: {_no_run(Path(name))}, and no stack of that name was found: {error}"
             ) from None
-        why = "there is no stack of that name"
+        why = "no stack has that name"
     by_stack = {one.stack: one for one in experiments.settings()}
     experiment = by_stack[name].experiment if name in by_stack else name
     known = {*by_stack}
@@ -411,7 +411,7 @@ def _instead(name: str, known: Sequence[str]) -> str:
     if near := _near(Path(name)):
         return near
     more = f" and {len(known) - SHOWN_NAMES} more" if len(known) > SHOWN_NAMES else ""
-    there = f"there are {', '.join(known[:SHOWN_NAMES])}{more}" if known else ""
+    there = f"known are {', '.join(known[:SHOWN_NAMES])}{more}" if known else ""
     other = f"name a stack, the folder of a run, or gs://BUCKET/{experiments.ROOT}{name}"
     return "; ".join(filter(None, [did_you_mean(name, known), there])) or other
 
@@ -476,7 +476,7 @@ def _in_bucket(name: str, bucket: str, path: str) -> Place:
         raise OperateError(about(name, error)) from None
     where = "" if name.startswith("gs://") else f" in gs://{bucket}/{path}"
     meant = did_you_mean(name, known, otherwise="check the name")
-    raise UsageError(f"{name}: there is no run{where}; {meant}")
+    raise UsageError(f"{name}: no run was found{where}; {meant}")
 
 
 def _newest(name: str, store: Store, path: str) -> Place | None:

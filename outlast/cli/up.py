@@ -39,13 +39,15 @@ class Upped:
     """Why its group creates no VM, if the platform says so within seconds."""
 
 
-def up(name: str | None, flags: Sequence[str] = ()) -> Upped:
+def up(name: str | None, flags: Sequence[str] = (), *, aside: bool = False) -> Upped:
     """Runs `pulumi up` of the stack, or of the selected one, with `flags` of Pulumi's; its output
-    goes to this terminal.
+    goes to this terminal, with `aside` to stderr.
 
     Raises EngineError if it ends with an error, which it has printed.
     """
-    engine.show_engine(["up", "--yes", "--skip-preview", *_of(name), *flags], env=os.environ)
+    engine.show_engine(
+        ["up", "--yes", "--skip-preview", *_of(name), *flags], env=os.environ, aside=aside
+    )
     try:
         found = name or engine.run_engine(["stack", "--show-name"], env=os.environ).strip()
         group = stack.find(found).group
@@ -54,7 +56,7 @@ def up(name: str | None, flags: Sequence[str] = ()) -> Upped:
     return Upped(found, boots.stuck(group, patience_sec=FIRST_TRY_SEC) if group else "")
 
 
-def destroy(name: str, flags: Sequence[str] = ()) -> str:
+def destroy(name: str, flags: Sequence[str] = (), *, aside: bool = False) -> str:
     """Runs `pulumi destroy` of the stack, with `flags` of Pulumi's, and deletes what its state has
     lost; returns what remains of its run, in words.
 
@@ -67,7 +69,7 @@ def destroy(name: str, flags: Sequence[str] = ()) -> str:
         deployed = None  # A foundation, or a stack that was never complete.
     place = leftovers.place_of(name)
     command = ["destroy", "--yes", "--skip-preview", *_of(name), *flags]
-    engine.show_engine(command, env=os.environ)
+    engine.show_engine(command, env=os.environ, aside=aside)
     if place and not _is_partial(flags):
         leftovers.delete(place)
     return _left(deployed) if deployed else ""

@@ -3,7 +3,6 @@
 Nothing of a run depends on it: it only reads, and may end and begin at any time.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -39,7 +38,7 @@ class TimedOut(OperateError):
 
 def pauses(places: Sequence[Place]) -> Pauses:
     """The pauses for these runs."""
-    is_near = bool(os.environ.get(endpoint.VARIABLE)) or all(place.folder for place in places)
+    is_near = endpoint.is_local() or all(place.folder for place in places)
     return Pauses(NEAR_SEC if is_near else POLL_SEC)
 
 

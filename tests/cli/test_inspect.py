@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from outlast.cli import inspecting
+from outlast.cli import inspecting, ubjson
 from outlast.cli.app import cli
 from outlast.cli.errors import OperateError
 from outlast.loop import snapshot
@@ -116,6 +116,43 @@ def test_an_xgboost_models_trees(tmp_path: Path) -> None:
     assert found == inspecting.Trees("model.json", 2, 6, 2, 7, "reg:squarederror")
 
 
+def ubj(value: Any) -> bytes:
+    """As XGBoost writes it: lengths of 64 bits, and numbers of one type together."""
+    if isinstance(value, str):
+        return b"S" + length(len(value)) + value.encode()
+    if isinstance(value, bool):
+        return b"T" if value else b"F"
+    if isinstance(value, int):
+        return b"l" + struct.pack(">i", value)
+    if isinstance(value, list) and all(type(one) is int for one in value):
+        return b"[$l#" + length(len(value)) + struct.pack(f">{len(value)}i", *value)
+    if isinstance(value, list):
+        return b"[#" + length(len(value)) + b"".join(map(ubj, value))
+    assert isinstance(value, dict)
+    pairs = (length(len(key)) + key.encode() + ubj(one) for key, one in value.items())
+    return b"{" + b"".join(pairs) + b"}"
+
+
+def length(number: int) -> bytes:
+    return b"L" + struct.pack(">q", number)
+
+
+def test_a_binary_models_trees_need_no_xgboost(tmp_path: Path) -> None:
+    (tmp_path / "m.ubj").write_bytes(ubj(model([TREE, LEAF])))
+    (found,) = inspecting.inspect(tmp_path).trees
+    assert found == inspecting.Trees("m.ubj", 2, 6, 2, 7, "reg:squarederror")
+
+
+def test_every_kind_of_value_of_universal_binary_json() -> None:
+    values = b"ZTFi\xffU\xffI\x01\x00Cxd\x3f\x80\x00\x00D\x3f\xf8" + bytes(6) + b"SU\x02ab"
+    assert ubjson.loads(b"[N" + values + b"]") == [
+        *(None, True, False, -1, 255, 256, "x", 1.0, 1.5, "ab"),
+    ]
+    assert ubjson.loads(b"{$U#U\x01U\x01a\x07") == {"a": 7}
+    assert ubjson.loads(b"[$T#U\x02") == [True, True]
+    assert ubjson.loads(b"[$S#U\x01U\x01a") == ["a"]
+
+
 class Bomb:
     def __reduce__(self) -> Any:
         return (pytest.fail, ("a pickle was read",))
@@ -166,6 +203,14 @@ def test_a_table_that_does_not_fit_its_file_is_refused(
         ("a.json", b"{"),
         ("a.json", json.dumps(model([{"left_children": [0], "right_children": [0]}])).encode()),
         ("a.json", json.dumps({"learner": 1, "version": 2}).encode()),
+        ("a.ubj", b""),
+        ("a.ubj", ubj(model([TREE]))[:-9]),
+        ("a.ubj", b"[$l#L" + b"\x7f" * 8),
+        ("a.ubj", b"[$T#L" + b"\x7f" * 8),
+        ("a.ubj", b"[$l\x00"),
+        ("a.ubj", b"[#i\xff"),
+        ("a.ubj", b"[" * 5000),
+        ("a.ubj", b"?"),
     ],
 )
 def test_a_damaged_file_is_one_sentence(tmp_path: Path, name: str, data: bytes) -> None:

@@ -59,7 +59,19 @@ def test_the_output_of_any_attempt_is_text_whatever_its_pieces(found: Place) -> 
 
 def test_an_attempt_without_output_and_one_that_is_not_there(place: Place, found: Place) -> None:
     place.store.delete(place.layout.log_piece(2, 0), generation=_generation(place))
-    assert outlast("logs", "first") == ("", "first: attempt 2 has left no output yet\n")
+    said = "first: attempt 2 has left no output yet; a VM uploads it once a minute\n"
+    assert outlast("logs", "first") == ("", said)
+    store = place.store
+    assert isinstance(store, MemoryStore)
+    for number in (0, 1):
+        path = place.layout.log_piece(1, number)
+        store.delete(path, generation=store.stat(path).generation)
+    said = "first: attempt 1 left no output; it ended as preempted\n"
+    assert outlast("logs", "first", "--attempt", "1") == ("", said)
+    end_run(store, place.layout, State.STOPPED)
+    assert outlast("logs", "first") == (
+        *("", "first: attempt 2 left no output; it ended as vm-lost\n"),
+    )
     with pytest.raises(UsageError, match="first: has no attempt 9; its attempts are 1 to 2"):
         logs.chosen(place, 9)
     new = Place("new", MemoryStore(), layout("new"))

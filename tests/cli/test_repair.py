@@ -439,7 +439,7 @@ def test_a_stacks_run_and_a_folder_without_a_run_are_named(store, tmp_path):
     place = Place("gs://b/experiments/dev/0123456789", store, LAYOUT)
     with pytest.raises(OperateError, match="is the run of stack s; outlast repair s"):
         repairing.repair_alone(place)
-    with pytest.raises(OperateError, match="there is no run; check the name"):
+    with pytest.raises(OperateError, match="no run was found; check the name"):
         repairing.repair_alone(Place("gs://b/x/y", store, Layout("x", "y")))
     with pytest.raises(UsageError, match="the folder holds no run"):
         runs.find_damaged(str(tmp_path))

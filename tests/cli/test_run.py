@@ -26,7 +26,7 @@ class Cloud:
         monkeypatch.setattr(runs, "find", lambda name: name)
         monkeypatch.setattr(fetch, "fetch", self.fetch)
 
-    def up(self, name: str | None, flags: list[str]) -> up.Upped:
+    def up(self, name: str | None, flags: list[str], *, aside: bool = False) -> up.Upped:
         self.calls.append(" ".join(["up", str(name), *flags]))
         return up.Upped(name or "dev", "its group cannot create a VM: STOCKOUT")
 
@@ -40,7 +40,7 @@ class Cloud:
             raise OperateError("first: model: sha256 is 0, the committed one is 1")
         return fetch.Fetched("first", "0123456789", into / "first/0123456789", ("a",), None)
 
-    def destroy(self, name: str) -> str:
+    def destroy(self, name: str, *, aside: bool = False) -> str:
         self.calls.append(f"destroy {name}")
         return "run 0123456789 stays in gs://b/, done at step 9"
 

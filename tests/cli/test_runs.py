@@ -167,7 +167,7 @@ def test_a_run_in_a_folder_has_a_status(trained: Path) -> None:
     assert len(found.run) == 10 and found.url == str(trained / "run")
 
 
-NO_PULUMI = "there is no pulumi on PATH that could know a stack of that name"
+NO_PULUMI = "pulumi is not on PATH, so stacks were not looked for"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_name_that_is_nothing_says_what_was_looked_for(
     monkeypatch.delenv("OUTLAST_BUCKET", raising=False)
     with pytest.raises(UsageError) as caught:
         outlast.open("first")
-    assert str(caught.value) == f"first: no such folder, and {NO_PULUMI}; there are dev"
+    assert str(caught.value) == f"first: no such folder, and {NO_PULUMI}; known are dev"
     monkeypatch.setattr(folders, "PACKAGE", tmp_path / "package")  # no project at all
     with pytest.raises(EngineError, match="go to your project, or create one with outlast init"):
         outlast.open("first")
@@ -212,9 +212,7 @@ def test_a_name_that_is_nothing_says_what_was_looked_for(
     with pytest.raises(UsageError) as caught:
         outlast.open("first")
     meant = "name a stack, the folder of a run, or gs://BUCKET/experiments/first"
-    assert str(caught.value) == (
-        f"first: no such folder, and there is no stack of that name; {meant}"
-    )
+    assert str(caught.value) == (f"first: no such folder, and no stack has that name; {meant}")
 
 
 def test_what_is_damaged_is_not_shown(trained: Path, tmp_path: Path, cache: Path) -> None:
@@ -279,7 +277,7 @@ def test_a_run_in_a_bucket(
     assert run.result().parent == cache / "results"
     assert [row["step"] for row in run.rows()] == list(range(1, 21))
     with pytest.raises(
-        OperateError, match=f"exq: there is no run in gs://{BUCKET}/experiments/exq"
+        OperateError, match=f"exq: no run was found in gs://{BUCKET}/experiments/exq"
     ):
         outlast.open("exq")
     with pytest.raises(OperateError, match="nowhere"):
@@ -319,7 +317,7 @@ def test_a_table_is_readable_however_long() -> None:
     assert "0.333333" in lines[-3]
     assert len(table[:3]) == 3 and table[0]["step"] == 0 and table["x"][-1] is None
     assert "<td>0.333333</td>" in table._repr_html_()
-    with pytest.raises(KeyError, match="column 'y': there are step, loss, x"):
+    with pytest.raises(KeyError, match="column 'y': is not one of step, loss, x"):
         table["y"]
 
 
@@ -392,7 +390,7 @@ def test_a_name_without_runs_is_answered_with_those_that_have_some(
         runs.find("expp")
     assert str(caught.value) == (
         "expp: no such folder, and the stack of that name is not up; gs://runs has no run of it;"
-        " did you mean exp?; there are exp, first"
+        " did you mean exp?; known are exp, first"
     )
     (project / "Pulumi.other.yaml").write_text("config: {outlast:bucket: runs}")
     with pytest.raises(UsageError, match="gs://runs has no run of it; outlast up other starts one"):

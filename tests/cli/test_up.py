@@ -137,7 +137,7 @@ def test_destroy_says_what_stays_of_the_run(monkeypatch: pytest.MonkeyPatch, hea
     asked: list[list[str]] = []
     monkeypatch.setattr(stack, "find", lambda name: made)
     monkeypatch.setattr(leftovers, "place_of", lambda name: None)
-    monkeypatch.setattr(engine, "show_engine", lambda args, env: asked.append(args))
+    monkeypatch.setattr(engine, "show_engine", lambda args, env, aside: asked.append(args))
     assert up.destroy("dev") == says
     assert asked == [["destroy", "--yes", "--skip-preview", "-s", "dev"]]
     if hours:  # past its limit: no VM ends it any more
@@ -151,7 +151,7 @@ def test_destroy_of_what_is_not_whole_says_nothing_of_a_run(monkeypatch: pytest.
 
     monkeypatch.setattr(stack, "find", missing)
     monkeypatch.setattr(leftovers, "place_of", lambda name: None)
-    monkeypatch.setattr(engine, "show_engine", lambda args, env: None)
+    monkeypatch.setattr(engine, "show_engine", lambda args, env, aside: None)
     assert up.destroy("dev") == ""
 
 
@@ -173,7 +173,7 @@ def test_flags_of_pulumi_are_passed_on(
     asked: list[list[str]] = []
     monkeypatch.setattr(recover, "recover", lambda stack: None)
     monkeypatch.setattr(leftovers, "place_of", lambda name: None)
-    monkeypatch.setattr(engine, "show_engine", lambda args, env: asked.append(args))
+    monkeypatch.setattr(engine, "show_engine", lambda args, env, aside: asked.append(args))
     monkeypatch.setattr(stack, "find", lambda name: (_ for _ in ()).throw(OperateError("none")))
     cli.main(line.split(), standalone_mode=False)
     assert asked == [command.split()]
@@ -196,7 +196,7 @@ def test_a_destroy_of_a_part_looks_for_nothing_that_was_lost(
     place = leftovers.Place("p", {})
     monkeypatch.setattr(leftovers, "place_of", lambda name: place)
     monkeypatch.setattr(leftovers, "delete", found.append)
-    monkeypatch.setattr(engine, "show_engine", lambda args, env: None)
+    monkeypatch.setattr(engine, "show_engine", lambda args, env, aside: None)
     monkeypatch.setattr(stack, "find", lambda name: (_ for _ in ()).throw(OperateError("none")))
     up.destroy("dev", flags)
     assert found == ([place] if looks else [])

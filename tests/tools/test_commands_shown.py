@@ -88,7 +88,8 @@ RUN_BY = {
     "outlast run": ("tests/cli/test_run.py", 'outlast("run", "first"'),
     "outlast run --destroy": ("tests/engine/test_changes.py", '"run", "dev", "--destroy"'),
     "outlast status": ("tests/engine/test_changes.py", 'outlast("status", "dev"'),
-    "outlast stop": ("tests/cli/test_resume.py", "stop("),
+    "outlast ssh": ("tests/cli/test_ssh.py", "ssh.session("),
+    "outlast stop": ("tests/cli/test_stop.py", '"stop", "dev"'),
     **{
         f"outlast sweep {command}": ("tests/cli/sweep/test_commands.py", f'("{command}", ')
         for command in ("ask", "destroy", "leaderboard", "preview", "tell", "up")

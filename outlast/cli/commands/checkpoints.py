@@ -1,26 +1,29 @@
 """`outlast checkpoints`."""
 
-import json
-
 import click
 
+from outlast.cli import documents
+from outlast.cli.commands.output import Form, json_option, say_json
 from outlast.cli.terminal import say
 
 
 @click.command()
 @click.argument("experiment")
-@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+@json_option(documents.Checkpoint, form=Form.LIST, help="Print them as JSON.")
 def checkpoints(experiment: str, as_json: bool) -> None:
     """List a run's checkpoints, with the name by which another run can start from each.
 
     EXPERIMENT may also be a run's folder or gs:// path. The name under a checkpoint is what
     outlast:init takes, and init of outlast.train.
+
+    \b
+    outlast checkpoints first
     """
     from outlast.cli.runs import OpenedRun, find
 
     found = [dict(row) for row in OpenedRun(find(experiment)).checkpoints()]
     if as_json:
-        say(json.dumps(found, indent=2))
+        say_json(found)
         return
     for row in found:
         tags = f"  {row['tags']}" if row["tags"] else ""

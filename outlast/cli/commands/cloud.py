@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 @click.group()
 def cloud() -> None:
-    """A small Compute Engine on this machine, for `pulumi up` without an account."""
+    """A small Compute Engine on this machine, for `pulumi up` without an account.
+
+    \b
+    eval "$(outlast cloud start)"
+    """
 
 
 def _state_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,7 +130,11 @@ def start(
 @cloud.command()
 @_state_option
 def stop(state: Path | None) -> None:
-    """End the local cloud and its VMs; its state is kept."""
+    """End the local cloud and its VMs; its state is kept.
+
+    \b
+    outlast cloud stop
+    """
     found = _running(state)
     found.stop()
     say(f"local cloud {found.pid}: ended; its state is kept in {found.state}")
@@ -138,6 +146,9 @@ def reset(state: Path | None) -> None:
     """End every VM and delete everything in the local cloud, including buckets and stacks.
 
     It keeps its address; the next `pulumi up` finds nothing.
+
+    \b
+    outlast cloud reset
     """
     import shutil
 
@@ -152,7 +163,11 @@ def reset(state: Path | None) -> None:
 @cloud.command(name="status")
 @_state_option
 def cloud_status(state: Path | None) -> None:
-    """List the local cloud's VMs, groups and buckets."""
+    """List the local cloud's VMs, groups and buckets.
+
+    \b
+    outlast cloud status
+    """
     found = _running(state)
     say(f"local cloud {found.pid} at {found.url}, state in {found.state}")
     for note in found.notes():
@@ -174,7 +189,11 @@ def cloud_status(state: Path | None) -> None:
 @click.argument("vm")
 @_state_option
 def kill(vm: str, state: Path | None) -> None:
-    """Cut a VM without a notice, as a host error does."""
+    """Cut a VM without a notice, as a host error does.
+
+    \b
+    outlast cloud kill first-0123456789-x1y2
+    """
     _running(state).act(vm, "kill")
     say(f"{vm}: killed")
 
@@ -183,6 +202,10 @@ def kill(vm: str, state: Path | None) -> None:
 @click.argument("vm")
 @_state_option
 def preempt(vm: str, state: Path | None) -> None:
-    """Preempt a VM: the notice, then SIGTERM, then SIGKILL."""
+    """Preempt a VM: the notice, then SIGTERM, then SIGKILL.
+
+    \b
+    outlast cloud preempt first-0123456789-x1y2
+    """
     _running(state).act(vm, "preempt")
     say(f"{vm}: preempted")

@@ -1,10 +1,11 @@
 """`outlast costs`."""
 
-import json
 import sys
 
 import click
 
+from outlast.cli import documents
+from outlast.cli.commands.output import json_option, say_json
 from outlast.cli.terminal import say
 
 
@@ -12,7 +13,10 @@ from outlast.cli.terminal import say
 @click.argument("experiment", required=False)
 @click.option("--all", "every", is_flag=True, help="Every run in the project's buckets.")
 @click.option("--refresh-prices", is_flag=True, help="Take the price list from Google's catalog.")
-@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+@json_option(
+    *(documents.Costs, documents.ProjectCosts, documents.RefreshedPrices),
+    help="Print them as JSON.",
+)
 def costs(experiment: str | None, every: bool, refresh_prices: bool, as_json: bool) -> None:
     """Count what a run has cost so far, by attempt, and what preemptions cost, at list prices.
 
@@ -36,13 +40,13 @@ def costs(experiment: str | None, every: bool, refresh_prices: bool, as_json: bo
     if experiment is not None:
         found = counting.count(runs.find(experiment))
         if as_json:
-            say(json.dumps(found.as_json(), indent=2))
+            say_json(found.as_json())
         else:
             show_costs(found)
         return
     project = counting.count_all()
     if as_json:
-        say(json.dumps(project.as_json(), indent=2))
+        say_json(project.as_json())
     else:
         show_project_costs(project)
     sys.exit(1 if project.unread else 0)
@@ -53,7 +57,7 @@ def _refresh(*, as_json: bool) -> None:
 
     found = price_refresh.refresh()
     if as_json:
-        say(json.dumps(found.as_json(), indent=2))
+        say_json(found.as_json())
         return
     say(
         f"{found.prices} prices of {found.date} in {found.regions} regions are in {found.file};"

@@ -2,6 +2,8 @@
 
 import click
 
+from outlast.cli import documents
+from outlast.cli.commands.output import json_option, say_json
 from outlast.cli.commands.recover import recovered
 from outlast.cli.engine_flags import SETTINGS, engine_flags, split
 from outlast.cli.terminal import say
@@ -10,20 +12,31 @@ from outlast.cli.terminal import say
 @click.command(context_settings=SETTINGS)
 @click.argument("experiment")
 @engine_flags
+@json_option(documents.Destroyed, help="Print the outcome as JSON, and Pulumi's output to stderr.")
 @click.option("--yes", "-y", is_flag=True, hidden=True, expose_value=False)
-def destroy(experiment: str, flags: tuple[str, ...]) -> None:
+def destroy(experiment: str, flags: tuple[str, ...], as_json: bool) -> None:
     """Run pulumi destroy without its questions, after recovering from an interrupted update.
 
     What the stack's state has lost is found in the project by the stack's labels, and by the mark
     in descriptions, and deleted too. The bucket is kept, with everything that the run has
     committed: the next up resumes it. Flags of pulumi destroy may follow EXPERIMENT.
+
+    \b
+    outlast fetch first && outlast destroy first
     """
     from outlast.cli import up as stack_up
 
     name, passed = split(experiment, flags)
     if name is None:
         raise click.UsageError("Missing argument 'EXPERIMENT': it comes before Pulumi's flags.")
-    recovered(experiment)
-    left = stack_up.destroy(experiment, passed)
-    if left:
+    was_recovered = recovered(experiment, err=as_json)
+    left = stack_up.destroy(experiment, passed, aside=as_json)
+    if as_json:
+        document: documents.Destroyed = {
+            "experiment": experiment,
+            "recovered": was_recovered,
+            "left": left,
+        }
+        say_json(document)
+    elif left:
         say(f"{experiment}: {left}")

@@ -1,10 +1,11 @@
 """`outlast fetch`."""
 
-import json
 from pathlib import Path
 
 import click
 
+from outlast.cli import documents
+from outlast.cli.commands.output import Form, json_option, say_json
 from outlast.cli.terminal import say
 
 into_folder = click.option(
@@ -24,7 +25,7 @@ into_folder = click.option(
 @click.option("--curves", is_flag=True, help="Also draw training_curves.png.")
 @click.option("--notebook", is_flag=True, help="Also write curves.ipynb, and its rows.jsonl.")
 @click.option("--tensorboard", is_flag=True, help="Also write a folder for TensorBoard.")
-@click.option("--json", "as_json", is_flag=True, help="Print paths and files as JSON.")
+@json_option(documents.Fetched, form=Form.SEVERAL, help="Print paths and files as JSON.")
 def fetch(
     experiments: tuple[str, ...],
     into: Path,
@@ -66,4 +67,4 @@ def fetch(
         if not as_json:
             say(str(one.path))
     if as_json:
-        say(json.dumps(found[0] if len(experiments) == 1 else found, indent=2))
+        say_json(found[0] if len(experiments) == 1 else found)

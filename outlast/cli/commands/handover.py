@@ -4,6 +4,8 @@ from typing import cast
 
 import click
 
+from outlast.cli import documents
+from outlast.cli.commands.output import json_option, say_json
 from outlast.cli.terminal import say
 
 
@@ -15,13 +17,17 @@ from outlast.cli.terminal import say
     metavar="gs://BUCKET",
     help="Copy the run into this bucket, and never continue it in the old one.",
 )
-def handover(run: str, owner: str, to: str | None) -> None:
+@json_option(documents.HandedOver)
+def handover(run: str, owner: str, to: str | None, as_json: bool) -> None:
     """Give a run to another stack, while no VM works on it.
 
     RUN is the run's gs:// path, OWNER the stack that continues it, as organization/project/stack: a
     stack that was renamed, or moved to another backend, project or bucket. A refused preview prints
     both. With --to, everything is copied and compared before the run changes its place; if that is
     interrupted, the same command finishes it, and the command without --to takes it back.
+
+    \b
+    outlast handover gs://runs/experiments/first/0123456789 organization/outlast/second
     """
     from outlast.bucket.store import BucketStore, StoreError, open_store
     from outlast.cli import handover as handing
@@ -44,7 +50,16 @@ def handover(run: str, owner: str, to: str | None) -> None:
             # Both are buckets.
             stores = cast(BucketStore, place.store), cast(BucketStore, target)
             done = handing.hand_over_into(*stores, place.layout, owner)
-    if to is not None:
+    if as_json:
+        document: documents.HandedOver = {
+            "run": done.place,
+            "owner": done.head.owner,
+            "before": done.before,
+            "step": done.head.step,
+            "copied": to is not None,
+        }
+        say_json(document)
+    elif to is not None:
         say(
             f"{run}: was copied to {done.place}, where it is at step {done.head.step} and belongs"
             f" to {done.head.owner}; that stack's pulumi up continues it, with outlast:bucket"

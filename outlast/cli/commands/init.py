@@ -13,6 +13,9 @@ def init(folder: Path) -> None:
     """Write a new project: a program of ten lines, a trainer, a stack to rehearse.
 
     FOLDER is created if it does not exist; the default is the current folder.
+
+    \b
+    outlast init my-project
     """
     from outlast.cli import init as projects
 

@@ -1,10 +1,9 @@
 """`outlast inspect`."""
 
-import json
-
 import click
 
-from outlast.cli.terminal import say
+from outlast.cli import documents
+from outlast.cli.commands.output import json_option, say_json
 
 
 @click.command()
@@ -12,7 +11,7 @@ from outlast.cli.terminal import say
 @click.option("--best", is_flag=True, help="The best checkpoint, instead of the result.")
 @click.option("--newest", is_flag=True, help="The newest checkpoint, instead of the result.")
 @click.option("--part", metavar="NAME", help="Of one part of a run with parts.")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@json_option(documents.Inspected)
 def inspect(experiment: str, best: bool, newest: bool, part: str | None, as_json: bool) -> None:
     """Show the parameters of a result or checkpoint: name, shape, type, count and norm.
 
@@ -39,6 +38,6 @@ def inspect(experiment: str, best: bool, newest: bool, part: str | None, as_json
             "others": dict(found.others),
             "count": found.count,
         }
-        say(json.dumps(document, indent=2))
+        say_json(document)
     else:
         show_inspected(found)

@@ -1,22 +1,24 @@
 """`outlast list`."""
 
-import json
 import sys
 
 import click
 
-from outlast.cli.terminal import say
+from outlast.cli import documents
+from outlast.cli.commands.output import Form, json_option, say_json
 
 
 @click.command()
-@click.option("--mine", is_flag=True, help="Only experiments of stacks with settings here.")
+@click.option("--mine", is_flag=True, help="Only experiments of this project's stacks.")
 @click.option("--every", is_flag=True, help="Every run, not only each experiment's newest.")
-@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+@json_option(documents.Line, form=Form.LIST, help="Print them as JSON.")
 def list(mine: bool, every: bool, as_json: bool) -> None:
     """List the runs: state, step, steps a second, time left, last heartbeat, cost so far.
 
     They are read from the buckets that the settings of this project's stacks name, or from the one
-    that OUTLAST_BUCKET names; no stack has to be up. Exit code 1: something could not be read.
+    that OUTLAST_BUCKET names; no stack has to be up. --mine leaves out experiments that no
+    settings file of this project names: no record says which person started a run. Exit code 1:
+    something could not be read.
 
     \b
     outlast list --mine
@@ -27,7 +29,7 @@ def list(mine: bool, every: bool, as_json: bool) -> None:
 
     found = overview.read(mine=mine, every=every)
     if as_json:
-        say(json.dumps([line.as_json() for line in found.lines], indent=2))
+        say_json([line.as_json() for line in found.lines])
         show_unread(found.unread)
     else:
         show_overview(found)

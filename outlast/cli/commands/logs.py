@@ -1,9 +1,9 @@
 """`outlast logs`."""
 
-import json
-
 import click
 
+from outlast.cli import documents
+from outlast.cli.commands.output import Form, json_option, say_json
 from outlast.cli.terminal import say
 
 
@@ -12,7 +12,7 @@ from outlast.cli.terminal import say
 @click.option("--attempt", type=click.IntRange(1), metavar="N", help="The default is the newest.")
 @click.option("--follow", is_flag=True, help="Wait for more, until the run has ended.")
 @click.option("--boot", is_flag=True, help="The serial port of its VM, and boots that failed.")
-@click.option("--json", "as_json", is_flag=True, help="Print each line as JSON.")
+@json_option(documents.LogLine, form=Form.LINES, help="Print each line as JSON.")
 def logs(experiment: str, attempt: int | None, follow: bool, boot: bool, as_json: bool) -> None:
     """Print what the trainer of an attempt wrote to stdout and stderr.
 
@@ -48,8 +48,7 @@ def logs(experiment: str, attempt: int | None, follow: bool, boot: bool, as_json
     else:
         term = reading.show(place, attempt, lines.write)
         if not lines.seen:
-            where = "" if place.folder is None else "; on a laptop it writes to your terminal"
-            say(f"{experiment}: attempt {term} has left no output yet{where}", err=True)
+            say(f"{experiment}: {reading.why_empty(place, term)}", err=True)
     lines.close()
 
 
@@ -85,4 +84,7 @@ class _Lines:
 
         # Of a progress bar, the last state is left.
         text = ESCAPE.sub("", line.rstrip("\r").rpartition("\r")[2])
-        say(json.dumps({"attempt": self._term, "line": text}) if self._as_json else text)
+        if self._as_json:
+            say_json({"attempt": self._term, "line": text}, line=True)
+        else:
+            say(text)

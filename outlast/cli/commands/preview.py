@@ -1,11 +1,12 @@
 """`outlast preview`."""
 
-import json
 import sys
 from pathlib import Path
 
 import click
 
+from outlast.cli import documents
+from outlast.cli.commands.output import json_option, say_json
 from outlast.cli.engine_flags import SETTINGS, engine_flags, split
 from outlast.cli.terminal import say
 
@@ -14,7 +15,7 @@ from outlast.cli.terminal import say
 @click.argument("experiment", required=False)
 @engine_flags
 @click.option("--markdown", is_flag=True, help="Print it as a pull request's comment.")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@json_option(documents.Review)
 @click.option(
     "--policy-pack-config",
     "config",
@@ -41,6 +42,9 @@ def preview(
       4   not checked whether an open run would be replaced: its bucket cannot be read
       1   no preview: the program refuses the settings, or the engine failed
       64  bad usage
+
+    \b
+    outlast preview first --policy-pack-config limits.json
     """
     from outlast.cli.errors import OperateError
     from outlast.cli.render import as_markdown, refused_as_markdown, show_review
@@ -54,12 +58,12 @@ def preview(
     except OperateError as error:
         # A comment with an older result must not stay on a change that is refused.
         if as_json:
-            say(json.dumps(previews.refused(experiment, error), indent=2))
+            say_json(previews.refused(experiment, error))
         elif markdown:
             say(refused_as_markdown(experiment, error))
         raise
     if as_json:
-        say(json.dumps(found.as_json(), indent=2))
+        say_json(found.as_json())
     elif markdown:
         say(as_markdown(found))
     else:

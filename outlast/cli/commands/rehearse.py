@@ -1,6 +1,5 @@
 """`outlast rehearse`."""
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,9 +8,10 @@ import click
 from click.core import ParameterSource
 
 from outlast.base import exits
+from outlast.cli import documents
 from outlast.cli.commands.guests import guest_images, guest_options, guest_variables
 from outlast.cli.commands.options import provider_option
-from outlast.cli.terminal import say
+from outlast.cli.commands.output import json_option, say_json
 
 if TYPE_CHECKING:
     from outlast.cli.rehearsal.report import Report
@@ -46,7 +46,7 @@ ON_GOOGLE = ("project", "zone", "image", "max_cost", "probes_only", "clean_up")
 )
 @click.option("--probes-only", is_flag=True, help="On Google: ask the probes, and train nothing.")
 @click.option("--clean-up", is_flag=True, help="On Google: only delete what an earlier one left.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@json_option(documents.Rehearsal, documents.OnGoogle, help="Print the report as JSON.")
 def rehearse(
     scenario: str | None,
     lists: bool,
@@ -66,6 +66,10 @@ def rehearse(
       0   every guarantee was held, and every assumption about Google holds
       1   a guarantee is broken, or an assumption does not hold
       2   none of these, but some were not exercised or could not be asked
+
+    \b
+    outlast rehearse
+    outlast rehearse --scenario baseline --stack first
     """
     if lists or scenario == "list":
         _list(as_json)
@@ -87,7 +91,7 @@ def _list(as_json: bool) -> None:
 
     listed = scenarios.listed()
     if as_json:
-        say(json.dumps(dict(listed), indent=2))
+        say_json(dict(listed))
     else:
         show_scenarios(listed)
 
@@ -128,7 +132,7 @@ def _here(
             provider=provider,
         )
     if as_json:
-        say(json.dumps(report.as_json(), indent=2))
+        say_json(report.as_json())
     else:
         show_report(report)
     return _code(report)
@@ -170,7 +174,7 @@ def _on_google(
             return exits.DONE
         report = google.rehearse(order, screen)
     if as_json:
-        say(json.dumps(report.as_json(), indent=2))
+        say_json(report.as_json())
     else:
         show_google_report(report)
     codes = [_code(report.run)] if report.run else []

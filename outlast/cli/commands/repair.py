@@ -2,15 +2,21 @@
 
 import click
 
+from outlast.cli import documents
+from outlast.cli.commands.output import json_option, say_json
 from outlast.cli.terminal import say
 
 
 @click.command()
 @click.argument("experiment")
-def repair(experiment: str) -> None:
+@json_option(documents.Repaired)
+def repair(experiment: str, as_json: bool) -> None:
     """Repair a HEAD that is lost, unreadable, or names no readable checkpoint.
 
     EXPERIMENT may also be the folder or gs:// path of a run without a stack.
+
+    \b
+    outlast repair first && outlast resume first
     """
     from outlast.bucket.layout import is_run_path
     from outlast.cli import repair as repairing
@@ -24,6 +30,15 @@ def repair(experiment: str) -> None:
         else:
             deployed = stack.find(experiment)
             done = repairing.repair(deployed.store(), deployed.layout, deployed.owner)
+    if as_json:
+        document: documents.Repaired = {
+            "experiment": experiment,
+            "state": done.head.state,
+            "step": done.head.step,
+            "set_aside": done.set_aside,
+        }
+        say_json(document)
+        return
     if done.set_aside:
         say(f"{experiment}: {done.set_aside} newer checkpoints could not be used")
     if alone:

@@ -1,10 +1,11 @@
 """`outlast report`."""
 
-import json
 from pathlib import Path
 
 import click
 
+from outlast.cli import documents
+from outlast.cli.commands.output import json_option, say_json
 from outlast.cli.terminal import say
 
 
@@ -18,7 +19,9 @@ from outlast.cli.terminal import say
     help="The default is report-EXPERIMENT.html.",
 )
 @click.option("--sweep", "is_sweep", is_flag=True, help="EXPERIMENT is a sweep, or its file.")
-@click.option("--json", "as_json", is_flag=True, help="Print its facts as JSON, without a page.")
+@json_option(
+    *(documents.Facts, documents.SweepFacts), help="Print its facts as JSON, without a page."
+)
 def report(experiment: str, output: Path | None, is_sweep: bool, as_json: bool) -> None:
     """Write one HTML page about a run or sweep, for a browser or phone without a network.
 
@@ -49,7 +52,7 @@ def report(experiment: str, output: Path | None, is_sweep: bool, as_json: bool) 
             except OperateError:
                 raise error from None
     if as_json:
-        say(json.dumps(found.as_json(), indent=2))
+        say_json(found.as_json())
     else:
         to = output or page.file_name(found.name)
         html = sweep.html(found) if isinstance(found, sweep.SweepFacts) else page.html(found)

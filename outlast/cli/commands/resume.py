@@ -4,9 +4,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from outlast.cli import documents
+from outlast.cli.commands.output import json_option, say_json
 from outlast.cli.terminal import say
 
 if TYPE_CHECKING:
+    from outlast.cli.resume import Resumed
     from outlast.cli.rewind import Rewound
 
 
@@ -30,13 +33,18 @@ def _checked_step(context: click.Context, option: click.Parameter, text: str | N
     callback=_checked_step,
     help="Set the run back to the checkpoint of this step (outlast checkpoints lists them).",
 )
-def resume(experiment: str, step: str | None) -> None:
+@json_option(documents.Resumed)
+def resume(experiment: str, step: str | None, as_json: bool) -> None:
     """Reopen a run that failed or was stopped, or continue it with changes, at the next pulumi up.
 
     You may first change the machine, correct the code, and change arguments that the trainer lists
     as mutable: the run keeps its name (outlast:run) and resumes from its last checkpoint.
 
     With --from, EXPERIMENT may also be the folder or gs:// path of a run without a stack.
+
+    \b
+    outlast resume first && outlast up first
+    outlast resume first --from 4000
     """
     from outlast.bucket.layout import is_run_path
     from outlast.cli import resume as resuming
@@ -48,6 +56,9 @@ def resume(experiment: str, step: str | None) -> None:
             place = runs.find(experiment)
             back = rewind.plan(place.store, place.layout, step)
             back.write()
+        if as_json:
+            say_json(_document(experiment, None, back))
+            return
         _say_set_back(experiment, back)
         say(f"{experiment}: its own command resumes from step {step}")
         return
@@ -57,6 +68,9 @@ def resume(experiment: str, step: str | None) -> None:
         done = resuming.resume(deployed)
         if back is not None:
             back.write()
+    if as_json:
+        say_json(_document(experiment, done, back))
+        return
     if back is not None:
         _say_set_back(experiment, back)
     if done.renamed:
@@ -68,6 +82,18 @@ def resume(experiment: str, step: str | None) -> None:
         f"{experiment}: outlast:resume is now {done.resume}; pulumi up resumes from step "
         f"{done.head.step if step is None else step}"
     )
+
+
+def _document(experiment: str, done: "Resumed | None", back: "Rewound | None") -> documents.Resumed:
+    head = back.head if back is not None else done.head if done is not None else None
+    return {
+        "experiment": experiment,
+        "resume": done.resume if done else None,
+        "step": head.step if head else 0,
+        "dropped": back.dropped if back else 0,
+        "keeps_name": done.renamed if done else False,
+        "changed": [str(change) for change in done.changed] if done else [],
+    }
 
 
 def _say_set_back(experiment: str, back: "Rewound") -> None:

@@ -1,13 +1,14 @@
 """`outlast run`."""
 
-import json
 import sys
 from pathlib import Path
 
 import click
 
 from outlast.base import exits
+from outlast.cli import documents
 from outlast.cli.commands.fetch import into_folder
+from outlast.cli.commands.output import Form, json_option, say_json
 from outlast.cli.engine_flags import SETTINGS, engine_flags, split
 from outlast.cli.terminal import say
 
@@ -17,7 +18,11 @@ from outlast.cli.terminal import say
 @engine_flags
 @into_folder
 @click.option("--destroy", is_flag=True, help="Destroy the stack once the result is verified.")
-@click.option("--json", "as_json", is_flag=True, help="Print progress and result as JSON lines.")
+@json_option(
+    *(documents.Line, documents.Fetched),
+    form=Form.LINES,
+    help="Print progress and result as JSON lines.",
+)
 def run(experiment: str, flags: tuple[str, ...], into: Path, destroy: bool, as_json: bool) -> None:
     """Bring a stack up, watch its run and fetch the result: up, watch and fetch in one.
 
@@ -38,8 +43,8 @@ def run(experiment: str, flags: tuple[str, ...], into: Path, destroy: bool, as_j
     name, passed = split(experiment, flags)
     if name is None:
         raise click.UsageError("Missing argument 'EXPERIMENT': it comes before Pulumi's flags.")
-    recovered(name)
-    done = stack_up.up(name, passed)
+    recovered(name, err=as_json)
+    done = stack_up.up(name, passed, aside=as_json)
     if done.why:
         say(f"warning: {done.why}", err=True)
     code = watched((name,), as_json=as_json)
@@ -48,6 +53,9 @@ def run(experiment: str, flags: tuple[str, ...], into: Path, destroy: bool, as_j
     if code != exits.DONE:
         sys.exit(code)
     found = fetching.fetch(runs.find(name), into)
-    say(json.dumps(found.as_json()) if as_json else str(found.path))
-    if destroy and (left := stack_up.destroy(name)):
+    if as_json:
+        say_json(found.as_json(), line=True)
+    else:
+        say(str(found.path))
+    if destroy and (left := stack_up.destroy(name, aside=as_json)):
         say(f"{name}: {left}", err=True)

@@ -1,16 +1,17 @@
 """`outlast status`."""
 
-import json
 import sys
 
 import click
 
+from outlast.cli import documents
+from outlast.cli.commands.output import Form, json_option, say_json
 from outlast.cli.terminal import say
 
 
 @click.command()
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@json_option(documents.Status, form=Form.SEVERAL)
 def status(experiments: tuple[str, ...], as_json: bool) -> None:
     """Show how runs stand: state, attempts, last value of each metric, time left.
 
@@ -42,7 +43,7 @@ def status(experiments: tuple[str, ...], as_json: bool) -> None:
             errors.append(error)
     if as_json:
         given = [one.as_json() for one in found]
-        say(json.dumps(given[0] if len(experiments) == 1 else given, indent=2))
+        say_json(given[0] if len(experiments) == 1 else given)
     else:
         for number, one in enumerate(found):
             if number:

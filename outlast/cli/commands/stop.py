@@ -1,31 +1,63 @@
 """`outlast stop`."""
 
+import sys
+
 import click
 
+from outlast.base import exits
+from outlast.cli import documents
+from outlast.cli.commands.output import json_option, say_json
 from outlast.cli.terminal import say
 
 
 @click.command()
 @click.argument("experiment")
-def stop(experiment: str) -> None:
-    """End a run as stopped. Its checkpoints are kept; outlast resume continues it.
+@click.option(
+    "--timeout-minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="How long its VM has for the checkpoint; then the run is ended without one.",
+)
+@click.option("--now", is_flag=True, help="Take no checkpoint.")
+@json_option(documents.Stopped)
+def stop(experiment: str, timeout_minutes: float, now: bool, as_json: bool) -> None:
+    """End a run as stopped, after a last checkpoint. outlast resume continues it.
 
-    Steps since the newest checkpoint are lost, and it says how many.
+    Its VM is asked for the checkpoint, and sees that with its next heartbeat. If no VM is at work,
+    or it is silent, the run is ended at once, and the steps since the newest checkpoint are lost.
+    Ctrl-C ends only the waiting: the request stays, and the next VM ends the run if this one is
+    preempted first. Exit code 1: the run is not open, or cannot be read.
 
     \b
     outlast stop first
+    outlast stop first --timeout-minutes 2 --json | jq .steps_lost
     """
-    from outlast.cli import resume as resuming
     from outlast.cli import stack
+    from outlast.cli import stop as stopping
     from outlast.cli.errors import reading
+
+    def log(text: str) -> None:
+        say(text, err=True)
 
     with reading(experiment):
         deployed = stack.find(experiment)
-        head = resuming.stop(deployed)
-        lost = resuming.lost_steps(deployed, head)
-    if lost:
-        say(f"{experiment}: steps lost since its newest checkpoint: {lost}")
-    say(
-        f"{experiment}: stopped at step {head.step}; its VM leaves with its next heartbeat;"
-        f" continue with: outlast resume {experiment}"
-    )
+        try:
+            done = stopping.stop(
+                deployed,
+                now=now,
+                limit_sec=60 * timeout_minutes,
+                log=log,
+                pauses=stopping.pauses(),
+            )
+        except KeyboardInterrupt:
+            log(f"outlast: a VM that was asked still stops; outlast status {experiment} shows when")
+            sys.exit(exits.CTRL_C)
+    if as_json:
+        say_json(done.as_json(experiment))
+        return
+    step = done.head.end.step if done.head.end else done.head.step
+    why = f" without a checkpoint, because {done.why}" if done.why else ""
+    say(f"{experiment}: {done.head.state} at step {step}{why}; steps lost: {done.lost}")
+    if done.head.state is not exits.State.DONE:
+        say(f"{experiment}: continue with: outlast resume {experiment}")

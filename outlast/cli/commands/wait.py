@@ -1,11 +1,12 @@
 """`outlast wait`."""
 
-import json
 import sys
 
 import click
 
+from outlast.cli import documents
 from outlast.cli.commands.options import notify_option
+from outlast.cli.commands.output import Form, json_option, say_json
 from outlast.cli.terminal import say
 
 
@@ -16,7 +17,7 @@ from outlast.cli.terminal import say
     type=click.FloatRange(min=0, min_open=True),
     help="Give up after so long.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print how they ended as JSON.")
+@json_option(documents.Line, form=Form.LIST, help="Print how they ended as JSON.")
 @notify_option
 def wait(
     experiments: tuple[str, ...], timeout_minutes: float | None, as_json: bool, notify: bool
@@ -47,5 +48,5 @@ def wait(
         if notifier is not None:
             render.show_unread(notifier.look(lines))
     if as_json:
-        say(json.dumps([line.as_json() for line in lines], indent=2))
+        say_json([line.as_json() for line in lines])
     sys.exit(watching.exit_code(lines))

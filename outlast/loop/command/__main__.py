@@ -80,7 +80,8 @@ def parser() -> Options:
             "Run any training command so that it resumes after it was killed: CHECKPOINT_DIR holds "
             "its last checkpoint at the start, and files that it writes there are kept.",
             HELP_WIDTH,
-        ),
+        )
+        + "\n\n  outlast train -- python train.py",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=_known_globs(),

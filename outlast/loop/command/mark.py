@@ -18,6 +18,8 @@ SOCKET_VARIABLE = "OUTLAST_MARK_SOCKET"
 USAGE = """usage: outlast mark [DIR]
 
 Says that the checkpoint in DIR is complete: all of CHECKPOINT_DIR by default, or one folder in it.
+
+  outlast mark
 """
 BAD_USAGE = 64
 
