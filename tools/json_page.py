@@ -46,7 +46,10 @@ COMMON: Mapping[int, str] = {
 ENDED = {code: f"the run is {state.value}" for state, code in EXITS.items()}
 OWN: Mapping[str, Mapping[int, str]] = {
     "list": {1: "something could not be read; the rest is printed"},
-    "preview": {RULE_BROKEN: "a rule is broken", NOT_CHECKED: "a run could not be checked"},
+    "preview": {
+        RULE_BROKEN: "a rule is broken",
+        NOT_CHECKED: "the bucket cannot be read, so an open run might be replaced; up is refused",
+    },
     "rehearse": {
         exits.DONE: "every guarantee was held",
         1: "a guarantee is broken, or an assumption does not hold",

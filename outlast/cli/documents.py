@@ -239,7 +239,6 @@ class Goodput(TypedDict):
     program: None
     """not measured"""
     wall_sec: float
-    disruptions_sec: float
     causes: list[Use]
 
 
@@ -267,7 +266,6 @@ class Facts(Status):
     interruptions: int
     """attempts that the platform ended"""
     steps_lost: int
-    interruptions_dollars: float | None
     goodput: Goodput | None
     costs: Costs | None
     configuration: dict[str, dict[str, str]]

@@ -14,7 +14,11 @@ from outlast.cli.terminal import say
 
 @click.group()
 def data() -> None:
-    """Put data into the bucket for runs to read, and list what is there."""
+    """Put data into the bucket for runs to read, and list what is there.
+
+    \b
+    outlast data push digits
+    """
 
 
 def _bucket_option(function: Callable[..., Any]) -> Callable[..., Any]:

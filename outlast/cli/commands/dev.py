@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 @click.group()
 def dev() -> None:
-    """Try changed code on a running VM, beside the experiment's own run."""
+    """Try changed code on a running VM, beside the experiment's own run.
+
+    \b
+    outlast dev sync first
+    """
 
 
 user_option = click.option("--user", default="", help="Who to log in as; default: gcloud's choice.")
