@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import End, Head
-from outlast.bucket.layout import AttemptEnd, BootRecord, Layout
+from outlast.bucket.layout import DEVELOPMENT, AttemptEnd, BootRecord, Layout
 from outlast.bucket.store import GcsStore, MemoryStore, Store
-from outlast.cli import experiments, overview, render, runs, status
+from outlast.cli import costs, experiments, overview, render, runs, status
 from outlast.cli.app import cli
 from outlast.cli.errors import OperateError
 from outlast.cli.runs import Place
@@ -122,6 +122,16 @@ def test_every_run_and_only_mine(memory: MemoryStore, monkeypatch: pytest.Monkey
     own = (experiments.Settings("first", "runs", "one"),)
     monkeypatch.setattr(experiments, "settings", lambda: own)
     assert [*states(overview.read(mine=True))] == ["one"]
+
+
+def test_development_runs_are_found_by_their_own_path_only(memory: MemoryStore) -> None:
+    plant(memory, "one")
+    newer = Layout("experiments/one", f"{DEVELOPMENT}0123456789")
+    plant(memory, "one", run=newer)
+    assert [line.status.run for line in overview.read(every=True).lines] == [RUN]
+    assert runs.find("gs://runs/experiments/one").layout == layout("one")
+    assert runs.find(f"gs://runs/{newer.root}").layout == newer
+    assert [run.run for run in costs.count_all().runs] == [RUN]
 
 
 def test_a_long_run_takes_no_more_calls(monkeypatch: pytest.MonkeyPatch) -> None:

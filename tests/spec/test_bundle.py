@@ -217,6 +217,16 @@ def test_of_a_folder_all_but_dotfiles_and_keys_is_delivered(code):
     }
 
 
+def test_a_virtual_environment_is_not_code(code):
+    for name in ("env/pyvenv.cfg", "env/lib/x.py", "tools/venv/pyvenv.cfg", "tools/venv/y.py"):
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).write_text("x\n")
+    names = ["lib/model.py", "lib/vocabulary.txt", "train.py"]
+    assert sorted(bundle.source_files(code)) == names
+    subprocess.run(["git", "-C", str(code), "init", "-q"], check=True)
+    assert sorted(bundle.source_files(code)) == names
+
+
 def test_of_a_repository_what_git_ignores_stays(code):
     git = ["git", "-c", "init.defaultBranch=main", "-C", str(code)]
     subprocess.run([*git, "init", "-q"], check=True)

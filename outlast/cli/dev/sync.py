@@ -79,7 +79,7 @@ class Sync:
                     raise OperateError(f"{where}: {error}; {way}") from None
                 check_local_cloud()
                 self.say_once(f"{where}: {error}; looking for a VM again")
-                time.sleep(min(AGAIN_SEC * failures, 10.0))
+                time.sleep(AGAIN_SEC)
 
     def show(self, data: bytes) -> None:
         """Shows what the development run printed."""

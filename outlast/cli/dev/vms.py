@@ -13,8 +13,9 @@ from outlast.cli.dev.channel import COMMAND, PYTHON, Channel, Lost
 from outlast.cli.errors import OperateError, UsageError
 from outlast.cloud.compute import Group
 
-KEEPALIVE = ("-T", "-o ServerAliveInterval=10", "-o ServerAliveCountMax=3")
-"""Options of ssh: no terminal, and an end if the VM does not answer for 30 s."""
+KEEPALIVE = ("-o ServerAliveInterval=10", "-o ServerAliveCountMax=3")
+"""Options of ssh: it ends if the VM does not answer for 30 s. gcloud splits each at its spaces, and
+asks for no terminal if it gets a command (googlecloudsdk, ssh_utils.py and ssh.py, 2026-11)."""
 
 
 @dataclass(frozen=True)

@@ -188,8 +188,9 @@ class ProcessGuest(Guest):
 
     def roots(self) -> set[int]:
         """The first process, and those that have entered and still exist."""
-        self._entered = {pid for pid in self._entered if has_token(pid, self.token)}
-        return super().roots() | self._entered
+        # Other threads ask too, while one enters.
+        self._entered -= {pid for pid in tuple(self._entered) if not has_token(pid, self.token)}
+        return super().roots().union(tuple(self._entered))
 
     def _below(self) -> set[int]:
         if not self.pid:

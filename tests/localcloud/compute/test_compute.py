@@ -1,5 +1,9 @@
 """The Compute API over HTTP, by plain requests and by Google's own client."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -679,6 +683,41 @@ def test_life_of_a_group_of_one(cloud: FullCloud, client: Callable[[str], Any]) 
     audit = cloud.ok("GET", "/_local/audit")
     assert (audit["vms"], audit["disks"], audit["pids"]) == ([], [], [])
     assert audit["groups"] == ["g1"]
+
+
+ASK = (
+    "import os, sys, time, urllib.request as u; sys.stdin.readline();"
+    "r = u.Request(os.environ['METADATA_BASE'] + '/instance/name',"
+    " headers={'Metadata-Flavor': 'Google'});"
+    "print(u.build_opener(u.ProxyHandler({})).open(r).read().decode(), flush=True);"
+    "time.sleep(600)"
+)
+"""Waits for a line, then asks the metadata server."""
+
+
+@pytest.mark.rehearsal
+def test_a_process_enters_a_vm_only_with_its_environment(cloud: FullCloud) -> None:
+    make_group(cloud, size=1, **script("sleep 600"))
+    vm = running_vm(cloud)
+    pairs = Path(f"/proc/{vm['pid']}/environ").read_bytes().split(b"\0")
+    inside = dict(pair.decode().split("=", 1) for pair in pairs if b"=" in pair)
+    enter = f"/_local/vms/{vm['name']}/processes"
+    argv = [sys.executable, "-I", "-S", "-c", ASK]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(argv, env=inside, **pipes) as one:
+        assert cloud.call("POST", enter, json={"pid": os.getpid()}).status_code == 409
+        assert cloud.call("POST", enter, json={"pid": True}).status_code == 400
+        unknown = cloud.call("POST", "/_local/vms/none/processes", json={"pid": one.pid})
+        assert unknown.status_code == 404
+        cloud.ok("POST", enter, {"pid": one.pid})
+        assert one.stdin and one.stdout
+        one.stdin.write("\n")
+        one.stdin.flush()
+        assert one.stdout.readline() == f"{vm['name']}\n"
+        # It ends with the VM.
+        assert cloud.call("POST", f"/_local/vms/{vm['name']}/kill").status_code == 200
+        assert one.wait(LONGEST_WAIT_SEC) == -signal.SIGKILL
+        assert cloud.call("POST", enter, json={"pid": one.pid}).status_code == 409
 
 
 @pytest.mark.rehearsal
