@@ -41,6 +41,14 @@ class Command:
                 start_new_session=True,
             )
 
+    def __enter__(self) -> "Command":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends it where a test has failed."""
+        self.process.kill()
+        self.process.wait()
+
     @property
     def text(self) -> str:
         return self._output.read_text()
@@ -88,37 +96,37 @@ def test_code_follows_beside_the_experiments_own_run(
     )
     (code / "more.sh").write_text("echo more\n")
     (code / ".env").write_text("KEY=never leaves\n")
-    command = Command(stack, tmp_path / "said")
-    command.wait("more")
-    (code / "train.sh").write_text("echo two; sleep 600\n")
-    (code / "more.sh").unlink()
-    command.wait("two")
-    (there,) = [vm["id"] for vm in cloud.vms()]
-    disk = (cloud.state / f"vms/{there}/root/root/outlast-dev/dev").resolve()
-    assert sorted(path.name for path in disk.iterdir()) == ["train.sh"]
-    pulled = stack.outlast("dev", "pull", "dev", "outlast-dev/dev", str(tmp_path / "pulled"))
-    assert pulled.endswith("bytes in 1 files\n"), pulled
-    assert (tmp_path / "pulled/train.sh").read_text() == "echo two; sleep 600\n"
-    # The run's own HEAD is as it was, and each code had its own.
-    assert store.stat(head) == before
-    first, second = command.runs()
-    for name in (first, second):
-        other = read_head(store, Layout(run.layout.prefix, name)).head
-        assert (other.state, other.owner) == (State.OPEN, run.outputs["owner"])
-    assert stack.outlast("list", "--json").count(DEVELOPMENT) == 0
-    # A VM that replaces the lost one gets everything, and continues the same development run.
-    (vm,) = cloud.vms()
-    cloud.act(vm["name"], "kill")
-    command.wait("two", count=2)
-    assert command.runs()[-1] == second
-    command.process.send_signal(signal.SIGINT)
-    assert command.process.wait(60) == CTRL_C
-    assert not environments(MARK)
+    with Command(stack, tmp_path / "said") as command:
+        command.wait("more")
+        (code / "train.sh").write_text("echo two; sleep 600\n")
+        (code / "more.sh").unlink()
+        command.wait("two")
+        (there,) = [vm["id"] for vm in cloud.vms()]
+        disk = (cloud.state / f"vms/{there}/root/root/outlast-dev/dev").resolve()
+        assert sorted(path.name for path in disk.iterdir()) == ["train.sh"]
+        pulled = stack.outlast("dev", "pull", "dev", "outlast-dev/dev", str(tmp_path / "pulled"))
+        assert pulled.endswith("bytes in 1 files\n"), pulled
+        assert (tmp_path / "pulled/train.sh").read_text() == "echo two; sleep 600\n"
+        # The run's own HEAD is as it was, and each code had its own.
+        assert store.stat(head) == before
+        first, second = command.runs()
+        for name in (first, second):
+            other = read_head(store, Layout(run.layout.prefix, name)).head
+            assert (other.state, other.owner) == (State.OPEN, run.outputs["owner"])
+        assert stack.outlast("list", "--json").count(DEVELOPMENT) == 0
+        # A VM that replaces the lost one gets everything, and continues the same development run.
+        (vm,) = cloud.vms()
+        cloud.act(vm["name"], "kill")
+        command.wait("two", count=2)
+        assert command.runs()[-1] == second
+        command.process.send_signal(signal.SIGINT)
+        assert command.process.wait(60) == CTRL_C
+        assert not environments(MARK)
     # A killed command leaves nothing either.
-    again = Command(stack, tmp_path / "again")
-    again.wait("two")
-    os.kill(again.process.pid, signal.SIGKILL)
-    again.process.wait()
+    with Command(stack, tmp_path / "again") as again:
+        again.wait("two")
+        os.kill(again.process.pid, signal.SIGKILL)
+        again.process.wait()
     until(lambda: not environments(MARK), "the end of the development run")
     own = run.head
     assert own is not None and own.state is State.OPEN and own.term >= 2
