@@ -45,6 +45,7 @@ COMMON: Mapping[int, str] = {
 }
 ENDED = {code: f"the run is {state.value}" for state, code in EXITS.items()}
 OWN: Mapping[str, Mapping[int, str]] = {
+    "data ls": {1: "a run could not be read, so data may have more uses; the rest is printed"},
     "list": {1: "something could not be read; the rest is printed"},
     "preview": {
         RULE_BROKEN: "a rule is broken",

@@ -372,6 +372,48 @@ class Fetched(TypedDict):
     """why there is no result beside them; else empty"""
 
 
+class DataUse(TypedDict):
+    """A run that names data."""
+
+    experiment: str
+    run: str
+    state: str
+    """`open`, `done`, `failed`, `stopped` or `pruned`"""
+
+
+class DataListed(TypedDict):
+    """Data of one name in the bucket."""
+
+    name: str
+    url: str
+    files: int
+    bytes: int
+    crc32c: str
+    """of the fingerprint, with the bytes"""
+    used_by: list[DataUse]
+
+
+class DataPushed(TypedDict):
+    """Data as it is in the bucket after a push."""
+
+    url: str
+    files: int
+    bytes: int
+    crc32c: str
+    """of the fingerprint, with the bytes"""
+    sent: int
+    """files that were not there, or had changed"""
+    deleted: int
+
+
+class Pulled(TypedDict):
+    """A file or folder that was copied from a VM."""
+
+    path: str
+    files: int
+    bytes: int
+
+
 class Parameter(TypedDict):
     """One array of a file."""
 

@@ -19,6 +19,7 @@ from outlast.base.exits import State
 from outlast.base.folders import PACKAGE
 from outlast.bucket.store import MemoryStore
 from outlast.cli import (
+    data,
     documents,
     experiments,
     fetch,
@@ -31,7 +32,9 @@ from outlast.cli import (
     up,
 )
 from outlast.cli.app import cli
+from outlast.cli.commands import dev
 from outlast.cli.commands.output import Form, JsonOption
+from outlast.cli.dev import pull
 from outlast.cli.errors import EngineError
 from outlast.cli.rehearsal import rehearse as rehearsal
 from outlast.cli.rehearsal.google import budget
@@ -194,6 +197,27 @@ def report() -> Report:
     )
 
 
+def pushed(monkeypatch: Patch, tmp_path: Path) -> str:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/a").write_text("1")
+    return found("data", "push", str(tmp_path / "mine"))
+
+
+def listed(monkeypatch: Patch, tmp_path: Path) -> str:
+    pushed(monkeypatch, tmp_path)
+    use = data.Use("first", "0", State.OPEN)
+    monkeypatch.setattr(data, "uses_of", lambda _: ({"gs://runs/data/mine": [use]}, []))
+    text = found("data", "ls")
+    assert json.loads(text)[0]["used_by"]
+    return text
+
+
+def pulled(monkeypatch: Patch, tmp_path: Path) -> str:
+    monkeypatch.setattr(dev, "_way", lambda *_: (None, None))
+    monkeypatch.setattr(pull, "pull", lambda *_: pull.Pulled(tmp_path, 1, 2))
+    return found("dev", "pull", "first", "a", str(tmp_path))
+
+
 CASES: dict[str, Callable[..., str]] = {
     "list": of_overview("list"),
     "status": of_overview("status", "first"),
@@ -203,6 +227,9 @@ CASES: dict[str, Callable[..., str]] = {
     "watch": of_overview("watch", "first", code=4),
     "logs": of_overview("logs", "first"),
     "checkpoints": checkpoints,
+    "data ls": listed,
+    "data push": pushed,
+    "dev pull": pulled,
     "fetch": fetched,
     "inspect": inspected,
     "stop": stopped,
@@ -218,17 +245,19 @@ CASES: dict[str, Callable[..., str]] = {
 }
 
 
-def options() -> dict[str, JsonOption]:
-    """The option of every command that has it."""
-    context = click.Context(cli)
-    commands = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
-    return {
-        name: option
-        for name, command in commands.items()
-        if command is not None
-        for option in command.params
-        if "--json" in option.opts and isinstance(option, JsonOption)
-    }
+def options(group: click.Group = cli, words: str = "") -> dict[str, JsonOption]:
+    """The option of every command that has it, by its words."""
+    found: dict[str, JsonOption] = {}
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        for option in command.params:
+            if isinstance(option, JsonOption):
+                found[f"{words}{name}"] = option
+        if isinstance(command, click.Group):
+            found |= options(command, f"{words}{name} ")
+    return found
 
 
 def test_every_command_that_prints_json_declares_its_document() -> None:

@@ -1,6 +1,5 @@
 """`outlast data`."""
 
-import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -9,6 +8,8 @@ from typing import Any
 
 import click
 
+from outlast.cli import documents
+from outlast.cli.commands.output import Form, json_option, say_json
 from outlast.cli.terminal import say
 
 
@@ -30,7 +31,7 @@ def _bucket_option(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("name", required=False)
 @_bucket_option
 @click.option("--delete", is_flag=True, help="Delete there what FOLDER lacks.")
-@click.option("--json", "as_json", is_flag=True, help="Print path and fingerprint as JSON.")
+@json_option(documents.DataPushed, help="Print path and fingerprint as JSON.")
 def push(folder: Path, name: str | None, bucket: str | None, delete: bool, as_json: bool) -> None:
     """Upload a folder or file as gs://BUCKET/data/NAME, which every VM may read.
 
@@ -53,7 +54,7 @@ def push(folder: Path, name: str | None, bucket: str | None, delete: bool, as_js
         log=partial(say, err=True),
     )
     if as_json:
-        say(json.dumps(pushed.as_json(), indent=2))
+        say_json(pushed.as_json())
         return
     deleted = f", {pushed.deleted} deleted" if pushed.deleted else ""
     say(
@@ -64,7 +65,7 @@ def push(folder: Path, name: str | None, bucket: str | None, delete: bool, as_js
 
 @data.command()
 @_bucket_option
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@json_option(documents.DataListed, form=Form.LIST)
 def ls(bucket: str | None, as_json: bool) -> None:
     """List the data in the bucket: name, files, bytes, fingerprint, the runs that use it.
 
@@ -81,9 +82,8 @@ def ls(bucket: str | None, as_json: bool) -> None:
     with reading(f"gs://{found}"):
         lines, unread = listing.listed(store, found)
     if as_json:
-        say(json.dumps([line.as_json() for line in lines], indent=2))
-        show_unread(unread)
+        say_json([line.as_json() for line in lines])
     else:
         show_data(lines)
-        show_unread(unread)
+    show_unread(unread)
     sys.exit(1 if unread else 0)

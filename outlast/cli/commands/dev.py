@@ -1,12 +1,13 @@
 """`outlast dev`."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from outlast.cli import documents
+from outlast.cli.commands.output import json_option, say_json
 from outlast.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _source_of(experiment: str) -> Path:
 @click.argument("remote")
 @click.argument("local", type=click.Path(path_type=Path))
 @user_option
-@click.option("--json", "as_json", is_flag=True, help="Print path, files and bytes as JSON.")
+@json_option(documents.Pulled, help="Print path, files and bytes as JSON.")
 def pull(experiment: str, remote: str, local: Path, user: str, as_json: bool) -> None:
     """Copy a file or folder from the VM to LOCAL, verified by size and SHA-256.
 
@@ -115,6 +116,6 @@ def pull(experiment: str, remote: str, local: Path, user: str, as_json: bool) ->
     _, way = _way(experiment, user)
     pulled = pulling.pull(way, experiment, remote, local)
     if as_json:
-        say(json.dumps(pulled.as_json(), indent=2))
+        say_json(pulled.as_json())
     else:
         say(f"{pulled.path}: {pulled.size} bytes in {pulled.files} files")
