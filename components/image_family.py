@@ -27,6 +27,8 @@ class ImageFamilyArgs(TypedDict):
     bundle: pulumi.Input[str]
     """`gs://` path of the bundle; empty if no trainers are baked in."""
     bundle_sha256: str
+    payer: str
+    """The project that pays for data in buckets that let the requester pay; empty is none."""
     timeouts: str
     """JSON object of seconds."""
     network: pulumi.Input[str]
@@ -74,6 +76,7 @@ class ImageFamily(pulumi.ComponentResource):
                 "service_account": args["service_account"],
                 "bundle": args["bundle"],
                 "bundle_sha256": args["bundle_sha256"],
+                "payer": args["payer"],
                 "timeouts": args["timeouts"],
                 "network": args["network"],
                 "subnetwork": args["subnetwork"],

@@ -115,7 +115,7 @@ class Shared:
             "project": baked.recipe.project, "users": baked.recipe.share_with,
             "labels": config.labels, "timeouts": config.timeouts,
             "service_account": by.email if by else "",
-            "bundle": where, "bundle_sha256": code.sha256,
+            "bundle": where, "bundle_sha256": code.sha256, "payer": config.data_payer,
             "network": self.network, "subnetwork": self.subnetwork,
             "external_ip": config.network_rules.external_ip,
             "after": [

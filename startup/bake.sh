@@ -10,7 +10,7 @@
 #   requirements), and, as far as the recipe has them: outlast-bake-packages (names, by spaces),
 #   outlast-bake-driver, outlast-bake-cuda (versions), outlast-bake-modules (open or proprietary),
 #   outlast-bake-requirements, outlast-bake-script, outlast-bake-data
-#   (lines `sha256 url path`), outlast-bake-bundle (`sha256 gs://…`).
+#   (lines `sha256 url path`), outlast-bake-payer (a project), outlast-bake-bundle (`sha256 gs://…`).
 #   Files come compressed by gzip and in base64.
 # Environment: lib.sh lists it; PIP_* reaches pip.
 #
@@ -47,6 +47,7 @@ readonly REPORT_SEC=5
 FINISHED=""
 STOPPING=""
 REPORTER=""
+PAYER=""
 
 # ---- reports ------------------------------------------------------------------------------------
 
@@ -257,12 +258,29 @@ bake::run_script() {
   return "$rc"
 }
 
+# bake::get_object BUCKET NAME FILE: the payer pays only where the bucket lets the requester pay (page
+# "Requester Pays", read in November 2026).
+bake::get_object() {
+  if gcs::get "$@"; then
+    return 0
+  fi
+  if [[ $HTTP_STATUS != 400 ]] || ! grep -q 'requester pays' "$3"; then
+    return 1
+  fi
+  if [[ -z $PAYER ]]; then
+    log::error "$CURRENT_STEP" "gs://$1/$2: its bucket lets the requester pay; set" \
+      "outlast:dataPayer to the project that pays"
+    return 1
+  fi
+  gcs::get "$@" "$PAYER"
+}
+
 # bake::fetch SHA256 URL FILE: the file appears complete and verified, or not at all.
 bake::fetch() {
   local found path="${2#gs://}"
   mkdir -p "${3%/*}"
   if [[ $2 == gs://* ]]; then
-    http::persist "$2" gcs::get "${path%%/*}" "${path#*/}" "$3.part" || return
+    http::persist "$2" bake::get_object "${path%%/*}" "${path#*/}" "$3.part" || return
   elif ! retry::run "$PIP_TRIES" "${CURL[@]}" --show-error --fail --location \
     --max-time "$FETCH_SEC" --output "$3.part" "$2" 2>>"$STEP_LOG"; then
     log::error "$CURRENT_STEP" "$2: cannot be read; correct its address"
@@ -385,6 +403,7 @@ bake::run() {
   modules="$(bake::get modules)"
   cuda="$(bake::get cuda)"
   data="$(bake::get data)"
+  PAYER="$(bake::get payer)"
   bundle="$(bake::get bundle)"
   bake::step keep-still bake::keep_still
   if [[ -n $packages ]]; then

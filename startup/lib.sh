@@ -498,10 +498,11 @@ gcs::create() {
     --data-binary "@$3" || [[ $HTTP_STATUS == 412 ]]
 }
 
-# gcs::get BUCKET NAME FILE: writes an object's bytes to FILE. Its time is limited only while nothing
-# arrives, because an object may be large.
+# gcs::get BUCKET NAME FILE [PAYER]: writes an object's bytes to FILE, at the expense of project PAYER.
+# Its time is limited only while nothing arrives, because an object may be large.
 gcs::get() {
-  gcs::read "$1" "$2" '?alt=media' "$3" --max-time "$FETCH_SEC" --speed-limit 1 --speed-time 60
+  gcs::read "$1" "$2" "?alt=media${4:+&userProject=$4}" "$3" --max-time "$FETCH_SEC" \
+    --speed-limit 1 --speed-time 60
 }
 
 # gcs::stat BUCKET NAME FILE: writes an object's description to FILE, as JSON.

@@ -452,7 +452,7 @@ class Cache:
         default that of OUTLAST_DATA_PAYER."""
         self.folder = home / "data"
         self._opener = opener
-        self._payer = payer or os.environ.get(PAYER_VARIABLE, "")
+        self.payer = payer or os.environ.get(PAYER_VARIABLE, "")
         self._patience = patience or Patience()
 
     def stage(self, url: str, progress: Progress = lambda done, of: None) -> Staged:
@@ -465,12 +465,12 @@ class Cache:
             return self._stage(url, progress, "")
         except PayerMissing:
             # Only such a bucket is read at the payer's expense.
-            if not self._payer:
+            if not self.payer:
                 raise DataError(
                     f"data {url}: its bucket lets the requester pay; set outlast:dataPayer to the"
                     f" project that pays, or outside of a VM {PAYER_VARIABLE}"
                 ) from None
-            return self._stage(url, progress, self._payer)
+            return self._stage(url, progress, self.payer)
 
     def _stage(self, url: str, progress: Progress, payer: str) -> Staged:
         bucket, _ = parse_url(url)

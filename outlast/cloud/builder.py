@@ -25,6 +25,8 @@ class Order:
     bundle: str = ""
     """`gs://` path of the bundle, if the trainers are baked in."""
     bundle_sha256: str = ""
+    payer: str = ""
+    """The project that pays for data in buckets that let the requester pay."""
     timeouts: str = "{}"
     network: str = "default"
     """Name or path."""
@@ -107,6 +109,7 @@ def _metadata(baked: recipe.Baked, order: Order) -> dict[str, str]:
         "modules": baked.recipe.modules if baked.recipe.driver else "",
         "cuda": baked.recipe.cuda,
         "data": "\n".join(f"{one.sha256} {one.url} {one.path}" for one in baked.recipe.data),
+        "payer": order.payer if baked.recipe.data else "",
         "recipe": baked.hash,
         "timeouts": order.timeouts,
         **{name: recipe.encoded(data) for name, data in baked.files.items()},

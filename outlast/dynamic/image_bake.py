@@ -86,6 +86,7 @@ class ImageBakeProvider(Provider):
             service_account=props["service_account"],
             bundle=props["bundle"],
             bundle_sha256=props["bundle_sha256"],
+            payer=props["payer"],
             timeouts=props["timeouts"],
             network=props["network"],
             subnetwork=props["subnetwork"],
@@ -107,6 +108,7 @@ class ImageBakeArgs(TypedDict):
     service_account: pulumi.Input[str]
     bundle: pulumi.Input[str]
     bundle_sha256: str
+    payer: str
     timeouts: str
     network: pulumi.Input[str]
     subnetwork: pulumi.Input[str]

@@ -16,6 +16,7 @@ from outlast.cloud.compute import ComputeError, Missing
 from outlast.cloud.project import Project
 from outlast.settings.asked import ANSWER_SEC, Answer, Question, ask_all
 from outlast.settings.schema import Settings
+from outlast.spec.pin import Pin
 
 SET_POLICY = "storage.buckets.setIamPolicy"
 
@@ -29,6 +30,15 @@ def _questions(settings: Settings) -> Iterator[Question]:
     for path in settings.data_paths:
         if not path.startswith(f"gs://{settings.bucket}/"):
             yield _about(path), partial(_look, settings, path)
+    if settings.data_payer:
+        return
+    recipe = settings.recipe.data if settings.recipe else ()
+    others = [("outlast:imageRecipe", one.url) for one in recipe]
+    others += [("outlast:init", Pin.parse(settings.init).path)] if settings.init else []
+    for key, path in others:
+        if path.startswith("gs://") and not path.startswith(f"gs://{settings.bucket}/"):
+            about = f"{key} {path!r}"
+            yield about, partial(_look_for_payer, settings, about, path)
 
 
 def _about(path: str) -> str:
@@ -47,10 +57,7 @@ def _look(settings: Settings, path: str) -> Answer:
                 raise
             payer = settings.data_payer
             if not payer:
-                return Answer(
-                    f"{_about(path)}: bucket {bucket} lets the requester pay; set outlast:dataPayer"
-                    " to the project that pays for reading it"
-                )
+                return Answer(_payer_missing(_about(path), bucket))
             found = project.has_object(bucket, name, payer)
         if not found:
             return Answer(warning=f"{_about(path)}: there is no such object, and none below it")
@@ -64,6 +71,24 @@ def _look(settings: Settings, path: str) -> Answer:
         if payer and error.status == 403:
             hint = f"; paying needs roles/serviceusage.serviceUsageConsumer on project {payer}"
         return Answer(warning=f"{_about(path)}: not looked up ({error}){hint}")
+
+
+def _look_for_payer(settings: Settings, about: str, path: str) -> Answer:
+    """Warns if nothing says who pays. Only warns, as an earlier `up` may have read it already."""
+    bucket, _, name = path.removeprefix("gs://").partition("/")
+    try:
+        Project(settings.project, timeout_sec=ANSWER_SEC).has_object(bucket, name)
+    except ComputeError as error:
+        if error.status == 400 and NO_PAYER in str(error):
+            return Answer(warning=_payer_missing(about, bucket))
+    return Answer()
+
+
+def _payer_missing(about: str, bucket: str) -> str:
+    return (
+        f"{about}: bucket {bucket} lets the requester pay; set outlast:dataPayer to the project"
+        " that pays for reading it"
+    )
 
 
 def _not_grantable(project: Project, bucket: str, path: str, payer: str) -> str:

@@ -194,8 +194,8 @@ class WhatIsTrained(Section):
     data_payer: Annotated[str, formats.PROJECT] = Field(
         RunSpec.data_payer,
         description=(
-            "Project that pays for reading dataPaths from buckets that let the requester pay; "
-            "empty is none"
+            "Project that pays for reading dataPaths, init and the recipe's data from buckets that "
+            "let the requester pay; empty is none"
         ),
     )
     init: Annotated[str, formats.PINNED] = Field(

@@ -14,6 +14,7 @@ from blake3 import blake3
 
 from outlast.base.retry import Patience
 from outlast.bucket.commit import Committer
+from outlast.bucket.data import PAYER_VARIABLE
 from outlast.bucket.errors import RestoreError
 from outlast.bucket.head import Checkpoint
 from outlast.bucket.restore import Restored
@@ -22,6 +23,7 @@ from outlast.bucket.store import (
     Forbidden,
     NotFound,
     Object,
+    PayerMissing,
     Store,
     StoreError,
     open_store,
@@ -48,13 +50,28 @@ def take_over(
     *,
     place: Callable[[int], Path] | None = None,
     patience: Patience,
+    payer: str = "",
 ) -> Restored:
     """Reads the pinned checkpoint as `Committer.restore` does, verifies every byte, and commits it
-    as step 0. Raises InitError, and the errors of commits and stores."""
+    as step 0. Raises InitError, and the errors of commits and stores.
+
+    ``payer``: the project that pays if the other run's bucket lets the requester pay."""
     pin = Pin.parse(text)
-    store, root = _store_of(pin)
+
+    def read(payer: str) -> Path:
+        store, root = _store_of(pin, payer)
+        return _read(committer, store, root + pin.folder, pin, into, place, patience)
+
     try:
-        found = _read(committer, store, root + pin.folder, pin, into, place, patience)
+        try:
+            found = read("")
+        except PayerMissing:
+            if not payer:
+                raise InitError(
+                    f"init {pin.path}: its bucket lets the requester pay; set outlast:dataPayer to"
+                    f" the project that pays, or outside of a VM {PAYER_VARIABLE}"
+                ) from None
+            found = read(payer)
     except Forbidden as error:
         raise InitError(
             f"init {pin.path}: may not be read by this VM ({error}); run pulumi up again, "
@@ -73,11 +90,11 @@ def take_over(
     return Restored(found, 0, checkpoint, ())
 
 
-def _store_of(pin: Pin) -> tuple[Store, str]:
+def _store_of(pin: Pin, payer: str) -> tuple[Store, str]:
     """The store of the other run, and the run's prefix in it."""
     if pin.root.startswith("gs://"):
         bucket, _, prefix = pin.root.removeprefix("gs://").partition("/")
-        return open_store(f"gs://{bucket}"), prefix
+        return open_store(f"gs://{bucket}", payer=payer), prefix
     if "://" in pin.root or not (Path(pin.root) / "HEAD").exists():
         raise InitError(f"init {pin.path}: {pin.root or '.'} holds no run; check the path")
     try:

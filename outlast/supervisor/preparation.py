@@ -156,6 +156,7 @@ class Preparation:
             self._rooms.given[0] / "restored",
             place=self._rooms.choose,
             patience=self._head_file.patience,
+            payer=self._site.data.payer,
         )
 
 

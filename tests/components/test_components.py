@@ -137,6 +137,7 @@ CASES = {
             "service_account": "",
             "bundle": "",
             "bundle_sha256": "",
+            "payer": "",
             "timeouts": "{}",
             "network": "default",
             "subnetwork": "",

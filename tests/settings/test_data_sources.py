@@ -1,23 +1,31 @@
 """Data in buckets that anyone may read, and in those that let the requester pay: what a preview
 says, and what a VM's account reads."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outlast.base.retry import Patience
+from outlast.bucket.boot import Claim
+from outlast.bucket.commit import Committer
 from outlast.bucket.data import Cache, DataError
-from outlast.bucket.store import PayerMissing, open_store
+from outlast.bucket.headfile import HeadFile
+from outlast.bucket.layout import Layout
+from outlast.bucket.store import MemoryStore, PayerMissing, Store, open_store
 from outlast.cloud import credentials
 from outlast.settings import data_sources
 from outlast.settings.asked import Answer
 from outlast.settings.errors import SettingsError
+from outlast.supervisor.initial import InitError, take_over
 from tests.localcloud.conftest import cloud as cloud
 from tests.localcloud.conftest import shared_cloud as shared_cloud
 from tests.localcloud.iam.test_iam import grant, grant_on_project, make_account
 from tests.localcloud.local_cloud import PROJECT, LocalCloud, make_bucket
 from tests.settings.test_settings import HERE, check
+from tests.stores import claim as claim
 
 NO_PAYER = "Bucket is a requester pays bucket but no user project provided."
 READ = "roles/storage.objectViewer"
@@ -106,6 +114,58 @@ def test_a_preview_names_the_setting_that_pays(cloud: LocalCloud, member: str) -
     grant_on_project(cloud, "roles/serviceusage.serviceUsageConsumer", member)
     grant(cloud, bucket, "roles/storage.admin", member)
     assert said(bucket, dataPayer=PROJECT) == Answer()
+
+
+def test_a_preview_names_the_setting_that_pays_for_init_and_the_recipes_data(
+    cloud: LocalCloud, member: str
+) -> None:
+    bucket = bucket_with(cloud, member, pays=True)
+    pin = f"gs://{bucket}/experiments/x/0123456789/t000001/s000000000010-0a1b/"
+    data = {"url": f"gs://{bucket}/d/a.csv", "sha256": "0" * 64}
+    given = {
+        "outlast:init": f"{pin}#{'0' * 64}",
+        "outlast:imageRecipe": json.dumps({"data": [data]}),
+    }
+    says = f"bucket {bucket} lets the requester pay; set outlast:dataPayer to the project that pays"
+    warnings = [answer.warning for answer in data_sources.ask(check({**HERE, **given}))()]
+    assert warnings == [
+        f"outlast:imageRecipe {data['url']!r}: {says} for reading it",
+        f"outlast:init {pin!r}: {says} for reading it",
+    ]
+    paid = check({**HERE, **given, "outlast:dataPayer": PROJECT})
+    assert data_sources.ask(paid)() == []
+
+
+def test_a_checkpoint_to_start_from_is_read_at_the_payers_expense(
+    cloud: LocalCloud, member: str, claim: Claim, tmp_path: Path
+) -> None:
+    bucket = bucket_with(cloud)
+    assert grant(cloud, bucket, "roles/storage.objectAdmin", member).status_code == 200
+
+    def committer(store: Store, experiment: str) -> Committer:
+        head_file = HeadFile(store, Layout(f"experiments/{experiment}", "0123456789"))
+        head_file.take_term(claim)
+        made = Committer(head_file)
+        made.restore(tmp_path / experiment)
+        return made
+
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    (snapshot / "state").write_text("of another run")
+    other = committer(open_store(f"gs://{bucket}"), "other").commit(snapshot, step=10)
+    pin = f"gs://{bucket}/{other.path}#{other.blake3}"
+    billing = {"billing": {"requesterPays": True}}
+    assert cloud.call("PATCH", f"/storage/v1/b/{bucket}", json=billing).status_code == 200
+
+    mine = committer(MemoryStore(), "mine")
+    into = tmp_path / "into"
+    with pytest.raises(InitError, match="lets the requester pay; set outlast:dataPayer"):
+        take_over(mine, pin, into, patience=Patience())
+    with pytest.raises(InitError, match="may not be read by this VM"):
+        take_over(mine, pin, into, patience=Patience(), payer=PROJECT)
+    grant_on_project(cloud, "roles/serviceusage.serviceUsageConsumer", member)
+    taken = take_over(mine, pin, into, patience=Patience(), payer=PROJECT)
+    assert (taken.path / "state").read_text() == "of another run"
 
 
 def test_a_preview_names_the_setting_for_data_that_anyone_may_read(

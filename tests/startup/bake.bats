@@ -147,6 +147,24 @@ echo apt-get \"\$@\" >>'$CLOUD/calls'
   [[ "$(tail -n 1 "$CLOUD/calls")" == poweroff ]]
 }
 
+@test "a recipe's data is read at the payer's expense where the requester pays, and only there" {
+  local sha256
+  printf 'rows' >"$(object d/a.csv)"
+  sha256="$(sha256sum <"$(object d/a.csv)" | head -c 64)"
+  metadata attributes/outlast-bake-data "$sha256 gs://bucket/d/a.csv a.csv"
+  printf 'payer-1' >"$CLOUD/payer"
+  run -1 bake
+  [[ "$(state)" == "failed data" ]]
+  said 'd/a.csv: its bucket lets the requester pay; set outlast:dataPayer to the project that pays'
+  metadata attributes/outlast-bake-payer payer-1
+  run -0 bake
+  [[ "$(<"$OUTLAST_ROOT/opt/outlast/data/a.csv")" == rows ]]
+  [[ "$(calls 'userProject=payer-1 200$')" == 1 ]]
+  rm "$CLOUD/payer" "$OUTLAST_ROOT/opt/outlast/data/a.csv"
+  run -0 bake
+  [[ "$(calls 'userProject=')" == 1 ]]
+}
+
 @test "nothing of this machine or of its users is left" {
   mkdir -p "$OUTLAST_ROOT"/var/lib/{apt/lists,dhcp,google} "$OUTLAST_ROOT"/var/{tmp,log/journal}
   local gone=(etc/ssh/ssh_host_rsa_key home/ubuntu/.ssh root/.bash_history var/lib/apt/lists/index

@@ -6,6 +6,7 @@ Stateless: everything is read from and written to one folder, which a test prepa
     objects/NAME      an object, its name percent-encoded
     guest/KEY         a guest attribute, outlast/KEY, as the VM has put it last
     absent            the status of an absent object; without it 404
+    payer             the project that requests for objects must name; without it none
     members.json      managedInstances of the one group; without it the group does not exist
     faults            lines `METHOD PATTERN STATUS TIMES`: the answer instead, so many times
                       (-1: always); status 0 closes the connection without an answer
@@ -83,6 +84,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if re.fullmatch(r"/storage/v1/b/bucket/o", url.path):
             return 200, self.list(query)
         if match := re.fullmatch(r"/storage/v1/b/bucket/o/([^/]+)", url.path):
+            payer = self.folder / "payer"
+            if payer.exists() and query.get("userProject") != payer.read_text():
+                return (
+                    400,
+                    b'{"error": {"message": "Bucket is a requester pays one"}}',
+                )
             return self.read(unquote(match[1]), query)
         place = r"(?:zones/zone-a|regions/region)"
         group = rf"/compute/v1/projects/project/{place}/instanceGroupManagers/group/(.+)"
