@@ -1,7 +1,9 @@
 """What the operator's machine makes of a scenario and of an own stack, before anything runs."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,6 +16,7 @@ from outlast.cli import engine
 from outlast.cli.engine import Parts, find_parts
 from outlast.cli.errors import RehearsalError, UsageError
 from outlast.cli.rehearsal import rehearsal as rehearsal_module
+from outlast.cli.rehearsal import rehearse as rehearse_module
 from outlast.cli.rehearsal import scenario, settings
 from outlast.cli.rehearsal.rehearsal import Rehearsal, StackRun
 from outlast.cli.rehearsal.seen import Ending
@@ -204,6 +207,38 @@ def test_in_a_long_silence_it_is_said_where_each_run_is(
         "dev: attempt 1, phase setup, step 9; dev-baseline: pulumi up",
         "still destroying",
     ]
+
+
+def test_an_engine_may_take_as_many_times_longer_as_its_guests_are_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """An image is baked while the engine waits."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")  # no server is asked
+    limit_sec, now = rehearsal_module.LIMIT_SEC, [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: now.append(now.pop() + 60))
+    monkeypatch.setattr(rehearsal_module, "time", clock)
+    started: list[Rehearsal] = []
+
+    class Started(Exception):
+        pass
+
+    def start(*given: Any, **more: Any) -> None:
+        now[0] = 0.0
+        started.append(Rehearsal(*given, **more))
+        raise Started
+
+    cloud = SimpleNamespace(variables=lambda *_: {}, stop=lambda: None)
+    monkeypatch.setattr(rehearse_module.clouds, "start", lambda *_, **__: cloud)
+    monkeypatch.setattr(rehearse_module.engine, "enter", lambda _: None)
+    monkeypatch.setattr(rehearse_module, "Rehearsal", start)
+    for images, times in (({}, 1), ({"debian-13": tmp_path}, settings.VM_PATIENCE)):
+        with pytest.raises(Started):
+            rehearse_module.rehearse(watcher=Recorder(), guest_images=images)
+        with pytest.raises(RehearsalError) as refused:
+            started[-1]._wait([Future()])
+        assert str(refused.value) == f"rehearsal: the engine did not end in {limit_sec * times} s."
+        assert limit_sec * times <= now[0] <= limit_sec * times + 120
+    assert settings.VM_PATIENCE > 1
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -60,11 +61,13 @@ class Host:
     note: Callable[[str], None]
     """Tells the operator one sentence."""
 
-    def give_up_kvm(self) -> None:
+    def give_up_kvm(self, why: str) -> None:
         """Emulates all later VMs."""
         if self.accelerator == "kvm":
             self.accelerator = "tcg"
-            self.note("KVM failed in the middle of a VM's life; later VMs are emulated (TCG)")
+            self.note(
+                f"KVM failed in the middle of a VM's life ({why}); later VMs are emulated (TCG)"
+            )
 
 
 @dataclass(frozen=True)
@@ -157,9 +160,9 @@ class QemuGuest(Guest):
             await self._qmp.open()
         except (OSError, TimeoutError):
             await asyncio.to_thread(kill_all, partial(descendants, process.pid))
+            self._qmp = None
             await self._end(process)
-            said = (self.folder / "qemu.log").read_text(errors="replace").strip().splitlines()
-            raise OSError(f"QEMU did not start: {said[0] if said else 'it said nothing'}") from None
+            raise OSError(f"QEMU did not start: {self._said()[0]}") from None
 
     def _command(self, image: GuestImage, environment: Mapping[str, str]) -> list[str]:
         machine, kvm = self.machine, self._host.accelerator == "kvm"
@@ -223,7 +226,7 @@ class QemuGuest(Guest):
         with suppress(OSError, TimeoutError):
             assert self._qmp
             if (await self._qmp.run("query-status"))["status"] == "internal-error":
-                self._host.give_up_kvm()
+                self._host.give_up_kvm("an internal error of its processor")
                 await self.kill()
 
     def _give_up_disk(self, error: Mapping[str, Any]) -> None:
@@ -268,6 +271,15 @@ class QemuGuest(Guest):
         if self._ending and self._ending is not asyncio.current_task():
             self._ending.cancel()
         self._ending = None
+        # A machine that is switched off ends with 0, one that is killed by the signal.
+        failed, said = process.returncode not in (0, 128 + signal.SIGKILL), self._said()[-1]
+        if failed and (self._qmp is not None or "kvm" in said.lower()):
+            self._host.give_up_kvm(said)
+
+    def _said(self) -> list[str]:
+        """What QEMU has said, line by line; at least one."""
+        said = (self.folder / "qemu.log").read_text(errors="replace").strip().splitlines()
+        return said or ["it said nothing"]
 
     async def freeze(self) -> None:
         """Stops the machine's processors."""

@@ -30,7 +30,8 @@ def say(**message):
     print(json.dumps(message), flush=True)
 pathlib.Path("arguments").write_text(json.dumps(sys.argv[1:]))
 if "dead" in sys.argv[sys.argv.index("-name") + 1]:
-    sys.exit("qemu-system-x86_64: cannot allocate memory")
+    why = "failed to initialize kvm" if "kvm" in sys.argv else "cannot allocate memory"
+    sys.exit(f"qemu-system-x86_64: {why}")
 print("a line of the firmware", file=sys.stderr, flush=True)
 say(QMP={})
 for line in sys.stdin:
@@ -43,6 +44,9 @@ for line in sys.stdin:
         if "deaf" not in sys.argv[sys.argv.index("-name") + 1]:
             say(event="SHUTDOWN")
             break
+    elif asked["execute"] == "cont" and "fragile" in sys.argv[sys.argv.index("-name") + 1]:
+        if "kvm" in sys.argv:
+            sys.exit("error: kvm run failed Bad address")
     elif asked["execute"] == "cont":
         if "full" in sys.argv[sys.argv.index("-name") + 1]:
             data = {"action": "stop", "nospace": True, "reason": "No space left on device"}
@@ -216,11 +220,64 @@ def test_a_vm_that_kvm_cannot_run_on_ends_and_later_ones_are_emulated(
         await cloud.until("exited")
         assert cloud.host.accelerator == "tcg"
         assert cloud.notes == [
-            "KVM failed in the middle of a VM's life; later VMs are emulated (TCG)"
+            "KVM failed in the middle of a VM's life (an internal error of its processor); later "
+            "VMs are emulated (TCG)"
         ]
         guest = await cloud.boot(image, "deaf")
         arguments = json.loads((guest.folder / "arguments").read_text())
         assert arguments[arguments.index("-accel") + 1].startswith("tcg")
+
+    play(cloud, scene)
+
+
+def test_a_qemu_that_exits_midway_under_kvm_works_emulated(
+    programs: Path, image: Path, tmp_path: Path
+) -> None:
+    cloud = Cloud(tmp_path, "kvm")
+
+    async def scene() -> None:
+        await cloud.boot(image, "fragile")
+        assert not cloud.notes
+        await cloud.hypervisor.thaw(ID)  # the program then ends, as QEMU does if KVM refuses to run
+        await cloud.until("exited")
+        assert cloud.host.accelerator == "tcg"
+        assert cloud.notes == [
+            "KVM failed in the middle of a VM's life (error: kvm run failed Bad address); later "
+            "VMs are emulated (TCG)"
+        ]
+        guest = await cloud.boot(image, "fragile")
+        await cloud.hypervisor.thaw(ID)
+        await cloud.hypervisor.freeze(ID)
+        assert "stop" in (guest.folder / "commands").read_text()
+        assert guest.process is not None and guest.process.returncode is None
+
+    play(cloud, scene)
+
+
+def test_a_vm_that_is_killed_says_nothing_about_kvm(
+    programs: Path, image: Path, tmp_path: Path
+) -> None:
+    cloud = Cloud(tmp_path, "kvm")
+
+    async def scene() -> None:
+        await cloud.boot(image, "deaf")
+        await cloud.hypervisor.kill(ID)
+        await cloud.until("exited")
+        assert (cloud.host.accelerator, cloud.notes) == ("kvm", [])
+
+    play(cloud, scene)
+
+
+def test_a_qemu_that_does_not_start_under_kvm_is_emulated_next(
+    programs: Path, image: Path, tmp_path: Path
+) -> None:
+    cloud = Cloud(tmp_path, "kvm")
+
+    async def scene() -> None:
+        await cloud.hypervisor.boot(Machine(ID, "dead", {}, image))
+        assert [event for event, _ in cloud.events] == ["failed"]
+        assert cloud.host.accelerator == "tcg"
+        assert "(qemu-system-x86_64: failed to initialize kvm)" in cloud.notes[0]
 
     play(cloud, scene)
 
