@@ -315,7 +315,9 @@ class _Bake:
             )
         except CannotAsk:
             raise
-        except ComputeError:  # Some days the platform answers so for a VM that is off.
+        except ComputeError as error:  # Some days the platform answers so for a VM that is off.
+            if error.status == 403:
+                raise
             return {}
         items = (answer.get("queryValue") or {}).get("items") or []
         return {one["key"]: str(one.get("value") or "") for one in items}

@@ -292,3 +292,61 @@ def test_the_role_is_the_one_that_gcloud_reads_and_the_page_names() -> None:
     assert set(STEP_OF.values()) == set(STEPS), "each step is one that a permission is for"
     page = (ROLE_FILE.parents[2] / "docs" / "teams.md").read_text()
     assert "--file examples/roles/deployer.yaml" in page
+
+
+# -- the predefined roles of the page --------------------------------------------------------------
+
+OF_PREDEFINED = {
+    "roles/storage.admin": {
+        *("find the bucket", "declare the bucket", "let the vm use the bucket"),
+        *("upload the code", "read the runs"),
+    },
+    "roles/compute.instanceAdmin.v1": {"declare the template", "declare the group"},
+    "roles/iam.serviceAccountUser": {"declare the template"},
+    "roles/iam.serviceAccountAdmin": {"declare the account"},
+    "roles/resourcemanager.projectIamAdmin": {"let the vm leave"},
+    "roles/iam.roleAdmin": {"declare the role", "restore the role"},
+    "roles/compute.networkAdmin": {
+        *("declare a network", "declare a subnetwork", "declare a nat", "declare a health check"),
+    },
+    "roles/compute.securityAdmin": {"declare a firewall rule"},
+    "roles/secretmanager.admin": {"let the vm read a secret"},
+}
+"""Each predefined role of a deployer, with the steps that are refused without it."""
+
+
+@pytest.fixture
+def holding(world: World) -> Iterator[Callable[[set[str]], None]]:
+    """Gives the deployer these predefined roles instead of the custom one."""
+    resource = f"/cloudresourcemanager/v1/projects/{PROJECT}"
+    before = world.cloud.call("POST", f"{resource}:getIamPolicy", json={}).json()
+    member = next(
+        binding["members"] for binding in before["bindings"] if binding["role"] == world.role
+    )
+
+    def give(roles: set[str]) -> None:
+        world.permit(())
+        now = world.cloud.call("POST", f"{resource}:getIamPolicy", json={}).json()
+        others = [one for one in now["bindings"] if one["role"] not in OF_PREDEFINED]
+        bindings = [*others, *({"role": role, "members": member} for role in sorted(roles))]
+        body = {"policy": {**now, "bindings": bindings}}
+        answer = world.cloud.call("POST", f"{resource}:setIamPolicy", json=body)
+        assert answer.status_code == 200, answer.text
+
+    yield give
+    give(set())
+
+
+@pytest.mark.parametrize("left_out", ["", *OF_PREDEFINED])
+def test_each_predefined_role_is_for_the_steps_that_are_refused_without_it(
+    world: World, holding: Callable[[set[str]], None], left_out: str
+) -> None:
+    holding(set(OF_PREDEFINED) - {left_out})
+    refused = {name for name, step in STEPS.items() if tried(partial(step, world))}
+    assert refused == OF_PREDEFINED.get(left_out, set())
+
+
+def test_the_page_names_these_predefined_roles() -> None:
+    page = (ROLE_FILE.parents[2] / "docs" / "teams.md").read_text()
+    table = page.partition("| deployer |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`(roles/[a-zA-Z0-9.]+)`", table)) == set(OF_PREDEFINED)

@@ -11,6 +11,7 @@ from outlast.cli.review import bucket as reviewed
 from outlast.cli.review.outcomes import NotRead
 from outlast.cli.review.plan import Pin
 from outlast.cloud import credentials
+from outlast.cloud.compute import Compute, ComputeError
 from outlast.settings import sources
 from tests.cli.test_resume import COMMITTED, LAYOUT
 from tests.localcloud.conftest import bucket as bucket
@@ -65,3 +66,23 @@ def test_looking_up_a_secret(cloud: LocalCloud, email: str) -> None:
     assert "you may not look it up" in sources.secret("secretEnv.KEY", name).warning
     grant_on_project(cloud, "roles/secretmanager.viewer", f"serviceAccount:{email}")
     assert "there is no such secret" in sources.secret("secretEnv.KEY", name).refusal
+
+
+def test_looking_up_network_image_and_quotas(cloud: LocalCloud, email: str) -> None:
+    paths = ("global/networks/default", "regions/us-central1", "global/images/family/outlast")
+
+    def refused() -> list[str]:
+        found = []
+        for path in paths:
+            try:
+                assert Compute(PROJECT).find(path) is not None, path
+            except ComputeError as error:
+                found.append(path)
+                assert error.status == 403
+        return found
+
+    assert refused() == list(paths)
+    grant_on_project(cloud, "roles/compute.viewer", f"serviceAccount:{email}")
+    assert refused() == []
+    with pytest.raises(ComputeError, match="compute.networks.delete"):
+        Compute(PROJECT).delete("global/networks/default", limit_sec=10.0)

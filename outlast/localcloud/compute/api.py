@@ -3,7 +3,7 @@
 Request bodies are checked against Google's own discovery documents, and against rules that those do
 not state."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 
 from starlette.requests import Request
@@ -44,6 +44,10 @@ ALSO = {
 """What else a call needs besides its own permission: methods firewalls.insert, subnetworks.insert,
 routers.insert and instanceGroupManagers.insert of the reference of the Compute API. From memory
 (docs/assumptions.md)."""
+
+
+FROM_ANY_PROJECT = ("images.get", "images.getFromFamily")
+"""Reads of images, which may be of a public project."""
 
 
 class Api:
@@ -92,11 +96,11 @@ class Api:
         self,
         version: str,
         handler: Handler,
-        permission: str | None,
+        permission: str,
         method: discovery.Method,
     ) -> Callable[[Request], Awaitable[Response]]:
-        """The endpoint of a handler. `permission` is None for images, which may be of any
-        project."""
+        """The endpoint of a handler. For those of `FROM_ANY_PROJECT`, other projects let
+        everyone in."""
 
         async def answer(request: Request) -> Response:
             body = await read_json(request)
@@ -106,8 +110,8 @@ class Api:
             method.check_query(query)
             method.check_body(body)
             call = Call(version, params, query, rules.cleaned(body), body)
-            if permission == "instanceTemplates.create" and _has_account(call.body):
-                self._cloud.authorize(request, "iam.serviceAccounts.actAs")
+            for one in _needed(permission, call.body):
+                self._cloud.authorize(request, one)
             path = request.url.path.partition(f"/projects/{params['project']}/")[2]
             if request.method == "POST" and isinstance(call.body.get("name"), str):
                 path += f"/{call.body['name']}"  # the name of the object to create
@@ -129,11 +133,12 @@ class Api:
 
         return answer
 
-    def _let_in(self, request: Request, permission: str | None) -> None:
+    def _let_in(self, request: Request, permission: str) -> None:
         params = request.path_params
         project = f"projects/{params['project']}"
-        if permission:
-            if params["project"] not in (self._cloud.project, self._cloud.project_number):
+        ours = params["project"] in (self._cloud.project, self._cloud.project_number)
+        if ours or permission not in FROM_ANY_PROJECT:
+            if not ours:
                 raise unknown(project)
             for one in (permission, *ALSO.get(permission, ())):
                 self._cloud.authorize(request, f"compute.{one}")
@@ -199,7 +204,28 @@ class Api:
         return aggregated("operation", "operations", scopes, lambda operation: operation)
 
 
-def _has_account(body: Json) -> bool:
-    """Whether VMs of a template run as a service account, which its creator must be allowed to
-    use."""
-    return bool((body.get("properties") or {}).get("serviceAccounts"))
+def _needed(permission: str, body: Json) -> Iterator[str]:
+    """What else a call needs because of its body: methods instances.insert, images.insert and
+    instanceTemplates.insert of the reference of the Compute API. From memory
+    (docs/assumptions.md)."""
+    properties = body.get("properties") or {} if permission == "instanceTemplates.create" else body
+    creates = permission in ("instances.create", "instanceTemplates.create")
+    if creates and properties.get("serviceAccounts"):
+        yield "iam.serviceAccounts.actAs"
+    if permission == "instances.create":
+        interfaces = body.get("networkInterfaces") or []
+        for one, is_needed in (
+            ("disks.create", any(disk.get("initializeParams") for disk in body.get("disks") or [])),
+            ("instances.setLabels", body.get("labels")),
+            ("instances.setMetadata", body.get("metadata")),
+            ("instances.setServiceAccount", body.get("serviceAccounts")),
+            ("subnetworks.use", interfaces),
+            ("subnetworks.useExternalIp", any(one.get("accessConfigs") for one in interfaces)),
+        ):
+            if is_needed:
+                yield f"compute.{one}"
+    if permission == "images.create":
+        if body.get("sourceDisk"):
+            yield "compute.disks.useReadOnly"
+        if body.get("labels"):
+            yield "compute.images.setLabels"

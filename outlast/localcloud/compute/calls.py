@@ -35,9 +35,8 @@ class Call:
 
 
 Handler = Callable[[Call], Awaitable[Json]]
-Row = tuple[str, str, Handler, str | None]
-"""Method, path below a project, handler, permission. The permission is None for images, which may
-be of any project."""
+Row = tuple[str, str, Handler, str]
+"""Method, path below a project, handler, permission."""
 
 
 def place_of(call: Call) -> str:

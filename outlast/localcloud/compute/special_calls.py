@@ -28,8 +28,8 @@ class SpecialCalls:
         image = IMAGE.path + "/{name}"
         return [
             ("POST", IMAGE.path, self._insert_image, "images.create"),
-            ("GET", IMAGE.path + "/family/{family}", self._get_family, None),
-            ("GET", image, self._get_image, None),
+            ("GET", IMAGE.path + "/family/{family}", self._get_family, "images.getFromFamily"),
+            ("GET", image, self._get_image, "images.get"),
             (
                 *("POST", subnetwork + "/expandIpCidrRange", self._expand_range),
                 "subnetworks.expandIpCidrRange",

@@ -19,6 +19,28 @@ BUCKET_OWN = {
     "storage.objects.list",
 }
 
+COMPUTE_VIEW = {
+    f"compute.{kind}.{verb}"
+    for kind in (
+        *("disks", "firewalls", "globalOperations", "healthChecks", "images", "instances"),
+        *("instanceGroupManagers", "instanceGroups", "instanceTemplates", "machineTypes"),
+        *("networks", "regionOperations", "regions", "routers", "routes", "subnetworks"),
+        *("zoneOperations", "zones"),
+    )
+    for verb in ("get", "list")
+} | {
+    "compute.images.getFromFamily",
+    "compute.instances.getGuestAttributes",
+    "compute.instances.getSerialPortOutput",
+    "compute.projects.get",
+}
+NETWORK_USE = {
+    "compute.networks.use",
+    "compute.networks.useExternalIp",
+    "compute.subnetworks.use",
+    "compute.subnetworks.useExternalIp",
+}
+
 PREDEFINED_ROLES: dict[str, set[str]] = {
     "roles/owner": {"*"},
     "roles/editor": {"*"},
@@ -44,17 +66,45 @@ PREDEFINED_ROLES: dict[str, set[str]] = {
         "storage.objects.setIamPolicy",
         "storage.objects.update",
     },
-    "roles/compute.viewer": {
-        "compute.instanceGroupManagers.get",
-        "compute.instanceGroupManagers.list",
-        "compute.instances.get",
-        "compute.instances.list",
+    "roles/compute.viewer": COMPUTE_VIEW,
+    "roles/compute.instanceAdmin.v1": {
+        *(COMPUTE_VIEW | NETWORK_USE),
+        "compute.disks.*",
+        "compute.images.*",
+        "compute.instanceGroupManagers.*",
+        "compute.instanceGroups.*",
+        "compute.instanceTemplates.*",
+        "compute.instances.*",
     },
-    "roles/compute.instanceAdmin.v1": {"compute.*"},
+    "roles/compute.networkAdmin": {
+        *(COMPUTE_VIEW | NETWORK_USE),
+        "compute.healthChecks.*",
+        "compute.networks.*",
+        "compute.routers.*",
+        "compute.subnetworks.*",
+    },
+    "roles/compute.securityAdmin": {
+        *COMPUTE_VIEW,
+        "compute.firewalls.*",
+        "compute.networks.updatePolicy",
+    },
     "roles/compute.admin": {"compute.*"},
     "roles/logging.logWriter": {"logging.logEntries.create"},
     "roles/monitoring.metricWriter": {"monitoring.timeSeries.create"},
+    "roles/iam.roleAdmin": {"iam.roles.*"},
+    "roles/iam.serviceAccountAdmin": {
+        f"iam.serviceAccounts.{verb}"
+        for verb in (
+            *("create", "delete", "disable", "enable", "get", "getIamPolicy", "list"),
+            *("setIamPolicy", "undelete", "update"),
+        )
+    },
     "roles/iam.serviceAccountUser": {"iam.serviceAccounts.actAs"},
+    "roles/resourcemanager.projectIamAdmin": {
+        "resourcemanager.projects.get",
+        "resourcemanager.projects.getIamPolicy",
+        "resourcemanager.projects.setIamPolicy",
+    },
     "roles/iam.serviceAccountTokenCreator": {"iam.serviceAccounts.getAccessToken"},
     "roles/serviceusage.serviceUsageConsumer": {"serviceusage.services.use"},
     "roles/billing.projectManager": {"resourcemanager.projects.createBillingAssignment"},
@@ -67,4 +117,5 @@ PREDEFINED_ROLES: dict[str, set[str]] = {
         "secretmanager.versions.list",
     },
 }
-"""Permissions by role. One that ends in `*` includes all with this prefix."""
+"""Permissions by role. One that ends in `*` includes all with this prefix. Those of Compute Engine
+and of administrators are from memory (docs/assumptions.md)."""
