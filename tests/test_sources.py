@@ -35,6 +35,7 @@ RULES = (
     ("outlast/cloud/images.py", "PROJECTS"),
     ("outlast/cloud/recipe.py", "FAMILY_LIMIT"),
     ("outlast/cloud/recipe.py", "DISK_GB_MOST"),
+    ("outlast/localcloud/iam/predefined.py", "PREDEFINED_ROLES"),
     ("outlast/machines/families.py", "FAMILIES"),
     ("outlast/machines/machines.py", "STOP_SPOT_SEC"),
     ("outlast/machines/machines.py", "_SHARED_E2_GB"),

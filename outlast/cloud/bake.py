@@ -168,6 +168,8 @@ class _Bake:
         except OperationFailed as error:
             raise BakeError(f"image {self._baked.image}: could not be made ({error})") from None
         except CannotAsk as error:
+            if error.status == 403:
+                raise
             _log.info(f"image {self._baked.image}: {error}; checking whether it is being created")
         except ComputeError as error:
             if error.status != 409:
@@ -315,9 +317,7 @@ class _Bake:
             )
         except CannotAsk:
             raise
-        except ComputeError as error:  # Some days the platform answers so for a VM that is off.
-            if error.status == 403:
-                raise
+        except ComputeError:  # Some days the platform answers so for a VM that is off.
             return {}
         items = (answer.get("queryValue") or {}).get("items") or []
         return {one["key"]: str(one.get("value") or "") for one in items}

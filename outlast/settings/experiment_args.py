@@ -91,8 +91,8 @@ class ExperimentArgs(TypedDict, total=False):
     bucket may be a stranger's. Default: `[]`
     """
     data_payer: str
-    """Project that pays for reading dataPaths from buckets that let the requester pay; empty is
-    none. Default: `""`
+    """Project that pays for reading dataPaths, init and the recipe's data from buckets that let
+    the requester pay; empty is none. Default: `""`
     """
     init: str
     """Another run's checkpoint to start from, as outlast checkpoints EXPERIMENT prints it; empty

@@ -41,8 +41,10 @@ class Baking:
         self.order = builder.Order(LABELS, service_account=w.account)
         self.bake = bake._Bake(self.baked, self.order)
         self.vm = f"zones/{ZONE}/instances/{self.baked.builder}"
+        name = self.as_owner("GET", "global/images/family/outlast")["name"]
+        self.base = images.Image(BASE, PROJECT, name, "outlast")
         if builds:
-            body = builder.body(self.baked, self.order, images.Image(BASE, PROJECT, "b", "outlast"))
+            body = builder.body(self.baked, self.order, self.base)
             script = {"key": "startup-script", "value": "sleep 600"}
             attributes = {"key": "enable-guest-attributes", "value": "TRUE"}
             body["metadata"] = {"items": [script, attributes]}
@@ -75,8 +77,7 @@ def find_the_base(w: World) -> None:
 
 def create_the_builder(w: World) -> None:
     with Baking(w, builds=False) as baking:
-        base = images.Image(BASE, PROJECT, "b", "outlast")
-        body = builder.body(baking.baked, baking.order, base)
+        body = builder.body(baking.baked, baking.order, baking.base)
         baking.bake._order_call("POST", f"zones/{ZONE}/instances", body)
 
 
@@ -143,8 +144,9 @@ STEPS: Mapping[str, Callable[[World], None]] = {
 
 
 @pytest.fixture
-def refusal(world: World) -> Iterator[Callable[[str, str], str]]:
+def refusal(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], str]]:
     """Why a step is refused without a permission."""
+    monkeypatch.setattr(bake, "SILENT_SEC", 0.0)  # permissions may spread for five minutes
 
     def without(permission: str, step: str) -> str:
         both = [*deployer.STEP_OF, *STEP_OF]

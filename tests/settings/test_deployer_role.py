@@ -296,6 +296,7 @@ def test_the_role_is_the_one_that_gcloud_reads_and_the_page_names() -> None:
 
 # -- the predefined roles of the page --------------------------------------------------------------
 
+LOST = "find what a state has lost"
 OF_PREDEFINED = {
     "roles/storage.admin": {
         *("find the bucket", "declare the bucket", "let the vm use the bucket"),
@@ -303,9 +304,9 @@ OF_PREDEFINED = {
     },
     "roles/compute.instanceAdmin.v1": {"declare the template", "declare the group"},
     "roles/iam.serviceAccountUser": {"declare the template"},
-    "roles/iam.serviceAccountAdmin": {"declare the account"},
-    "roles/resourcemanager.projectIamAdmin": {"let the vm leave"},
-    "roles/iam.roleAdmin": {"declare the role", "restore the role"},
+    "roles/iam.serviceAccountAdmin": {"declare the account", LOST},
+    "roles/resourcemanager.projectIamAdmin": {"let the vm leave", LOST},
+    "roles/iam.roleAdmin": {"declare the role", "restore the role", LOST},
     "roles/compute.networkAdmin": {
         *("declare a network", "declare a subnetwork", "declare a nat", "declare a health check"),
     },
@@ -327,7 +328,11 @@ def holding(world: World) -> Iterator[Callable[[set[str]], None]]:
     def give(roles: set[str]) -> None:
         world.permit(())
         now = world.cloud.call("POST", f"{resource}:getIamPolicy", json={}).json()
-        others = [one for one in now["bindings"] if one["role"] not in OF_PREDEFINED]
+        others = [
+            one
+            for one in now["bindings"]
+            if one["members"] != member or not one["role"].startswith("roles/")
+        ]
         bindings = [*others, *({"role": role, "members": member} for role in sorted(roles))]
         body = {"policy": {**now, "bindings": bindings}}
         answer = world.cloud.call("POST", f"{resource}:setIamPolicy", json=body)

@@ -1,6 +1,6 @@
 """The reviewer's roles of docs/teams.md, each tried by what is refused without it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +19,11 @@ from tests.localcloud.conftest import cloud as cloud
 from tests.localcloud.conftest import shared_cloud as shared_cloud
 from tests.localcloud.iam.test_iam import grant, grant_on_project, make_account
 from tests.localcloud.local_cloud import PROJECT, LocalCloud
+from tests.localcloud.provider.test_provider import stub as stub
+from tests.localcloud.provider.test_provider import whole_cloud as whole_cloud
+from tests.settings.test_deployer_role import World
+from tests.settings.test_deployer_role import holding as holding
+from tests.settings.test_deployer_role import world as world
 
 
 @pytest.fixture
@@ -68,8 +73,11 @@ def test_looking_up_a_secret(cloud: LocalCloud, email: str) -> None:
     assert "there is no such secret" in sources.secret("secretEnv.KEY", name).refusal
 
 
-def test_looking_up_network_image_and_quotas(cloud: LocalCloud, email: str) -> None:
-    paths = ("global/networks/default", "regions/us-central1", "global/images/family/outlast")
+def test_looking_up_network_image_and_quotas(
+    world: World, holding: Callable[[set[str]], None]
+) -> None:
+    network = f"global/networks/{world.network.rpartition('/')[2]}"
+    paths = (network, "regions/us-central1", "global/images/family/outlast")
 
     def refused() -> list[str]:
         found = []
@@ -77,12 +85,13 @@ def test_looking_up_network_image_and_quotas(cloud: LocalCloud, email: str) -> N
             try:
                 assert Compute(PROJECT).find(path) is not None, path
             except ComputeError as error:
-                found.append(path)
                 assert error.status == 403
+                found.append(path)
         return found
 
+    holding(set())
     assert refused() == list(paths)
-    grant_on_project(cloud, "roles/compute.viewer", f"serviceAccount:{email}")
+    holding({"roles/compute.viewer"})
     assert refused() == []
-    with pytest.raises(ComputeError, match="compute.networks.delete"):
-        Compute(PROJECT).delete("global/networks/default", limit_sec=10.0)
+    with pytest.raises(ComputeError, match=r"compute\.networks\.delete"):
+        Compute(PROJECT).delete(network, limit_sec=10.0)
