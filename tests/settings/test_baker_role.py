@@ -35,7 +35,7 @@ class Baking:
     def __init__(self, w: World, *, builds: bool = True, image: bool = False) -> None:
         self.w = w
         data = [{"url": "gs://somewhere/a", "sha256": "0" * 64}]
-        given = {"family": unique("own"), "base": BASE, "data": data}
+        given: dict[str, Any] = {"family": unique("own"), "base": BASE, "data": data}
         checked = recipe.check(given, base=BASE, project=PROJECT, zone=ZONE)
         self.baked = recipe.Baked(checked, "0123456789abcdef" * 4, {})
         self.order = builder.Order(LABELS, service_account=w.account)
@@ -47,10 +47,11 @@ class Baking:
             body = builder.body(self.baked, self.order, self.base)
             script = {"key": "startup-script", "value": "sleep 600"}
             attributes = {"key": "enable-guest-attributes", "value": "TRUE"}
-            body["metadata"] = {"items": [script, attributes]}
+            body |= {"metadata": {"items": [script, attributes]}}
             self.as_owner("POST", f"zones/{ZONE}/instances", body)
         if image:
-            made = {"name": self.baked.image, "family": checked.family, "sourceImage": BASE}
+            made: dict[str, Any] = {"name": self.baked.image, "family": checked.family}
+            made["sourceImage"] = BASE
             made["labels"] = {**LABELS, "component": builder.COMPONENT}
             self.as_owner("POST", "global/images", made)
 
