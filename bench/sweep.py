@@ -1,131 +1,137 @@
-"""What a sweep of many trials costs its operator's machine: seconds, processor time and memory.
+"""What a sweep of many trials costs the machine that brings it up: time, processor time, memory.
 
-    python -m bench.sweep [--trials 100] [--parallel N]
+    python -m bench.sweep --trials 100
 
-The engine and the local cloud are the real ones; its VMs have no processes. First one `outlast up`
-of the base is measured, warm: its processor seconds are what one trial should cost. The target:
-at most 1.3 times trials x those seconds / cores, and at most 1.5 GB.
+The engine and the local cloud are real; its VMs have no processes. First one warm `outlast up` of
+the base is measured: each trial should take as much. **ideal s**: trials x the processor seconds of
+that `up` / cores. **cpu s**: of the command and all that it started, the local cloud's apart.
+**peak GB**: the same processes together, shared pages counted once. Exit codes: 0 the targets are
+met (1.3 times the ideal seconds, 1.5 GB), 1 one is not, 69 the bench could not run.
 """
 
 import argparse
-import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from outlast.base.folders import PACKAGE
+from bench import table
+from bench.sites import scratch
+from outlast.base.exits import DONE
 from outlast.cli import cloud as clouds
 from outlast.cli import engine
+from outlast.cli.errors import OperateError
 
+FAILED, CANNOT = 1, 69
 TARGET = 1.3
 TARGET_GB = 1.5
-ROOT = PACKAGE.parent
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Measured:
     """One command."""
 
+    what: str
     seconds: float
     cpu_sec: float
     peak_gb: float
-    """Of all its processes together, the local cloud's aside."""
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=100)
-    parser.add_argument("--parallel", type=int, default=os.cpu_count() or 1)
-    flags = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="outlast-bench-") as folder:
-        print(json.dumps(measure(Path(folder), flags.trials, flags.parallel), indent=2))
-
-
-def measure(folder: Path, trials: int, jobs: int) -> dict[str, object]:
-    """Brings a base up, then a sweep of it."""
-    with project(folder) as (checkout, env):
-        run(["up", "dev"], checkout, env)
-        run(["destroy", "dev"], checkout, env)
-        warm = run(["up", "dev"], checkout, env)
-        sweep = {
-            "base": "dev",
-            "parameters": {"learning-rate": {"min": 1e-4, "max": 1, "log": True}},
-            "search": "random",
-            "trials": trials,
-            "parallel": trials,
+    def row(self, ideal_sec: float | None = None) -> dict[str, Any]:
+        return {
+            "what": self.what,
+            "s": round(self.seconds, 1),
+            "ideal s": None if ideal_sec is None else round(ideal_sec, 1),
+            "ratio": None if ideal_sec is None else round(self.seconds / ideal_sec, 2),
+            "cpu s": round(self.cpu_sec, 1),
+            "peak GB": round(self.peak_gb, 2),
         }
-        (checkout / "lr.yaml").write_text(yaml.safe_dump(sweep))
-        first = run(["sweep", "up", "lr.yaml", "--jobs", str(jobs)], checkout, env)
-        again = run(["sweep", "up", "lr.yaml", "--jobs", str(jobs)], checkout, env)
-        board = run(["sweep", "status", "lr"], checkout, env)
-        down = run(["sweep", "destroy", "lr", "--jobs", str(jobs)], checkout, env)
-    cores = min(jobs, os.cpu_count() or 1)
-    limit = trials * warm.cpu_sec / cores
-    return {
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--keep", type=Path, metavar="DIR")
+    flags = parser.parse_args(argv)
+    try:
+        with scratch(flags.keep) as folder:
+            warm, *commands = measure(folder, flags.trials, flags.jobs)
+    except OperateError as error:
+        print(f"bench.sweep: {error}", file=sys.stderr)
+        return CANNOT
+    ideal = flags.trials * warm.cpu_sec / min(flags.jobs, len(os.sched_getaffinity(0)))
+    up = commands[0]
+    rows = [warm.row(), up.row(ideal), *(one.row() for one in commands[1:])]
+    print(table.show(f"{flags.trials} trials, {flags.jobs} at a time; {table.machine()}", rows))
+    table.write_json(flags.json, {"machine": table.machine(), "rows": rows})
+    return DONE if up.seconds <= TARGET * ideal and up.peak_gb <= TARGET_GB else FAILED
+
+
+def measure(folder: Path, trials: int, jobs: int) -> list[Measured]:
+    """A warm `up` of the base, then the commands of a sweep of it."""
+    sweep = {
+        "base": "dev",
+        "parameters": {"learning-rate": {"min": 1e-4, "max": 1, "log": True}},
+        "search": "random",
         "trials": trials,
-        "jobs": jobs,
-        "warm_up": vars(warm),
-        "sweep_up": vars(first),
-        "sweep_up_again": vars(again),
-        "sweep_status": vars(board),
-        "sweep_destroy": vars(down),
-        "times_the_ideal": round(first.seconds / limit, 3),
-        "target": {"times_the_ideal": TARGET, "peak_gb": TARGET_GB},
-        "met": first.seconds <= TARGET * limit and first.peak_gb <= TARGET_GB,
+        "parallel": trials,
     }
+    side_by_side = ["--jobs", str(jobs)]
+    with project(folder) as (home, env):
+        (home / "lr.yaml").write_text(yaml.safe_dump(sweep))
+        run("", ["up", "dev"], home, env)
+        run("", ["destroy", "dev"], home, env)
+        return [
+            run("up of the base", ["up", "dev"], home, env),
+            run("sweep up", ["sweep", "up", "lr.yaml", *side_by_side], home, env),
+            run("sweep up again", ["sweep", "up", "lr.yaml", *side_by_side], home, env),
+            run("sweep status", ["sweep", "status", "lr"], home, env),
+            run("sweep destroy", ["sweep", "destroy", "lr", *side_by_side], home, env),
+        ]
 
 
 @contextmanager
 def project(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
-    """A copy of the checkout with its stack dev, on a local cloud whose VMs have no processes."""
+    """A project that runs the checkout's program, with a stack dev, on a local cloud."""
     parts = engine.find_parts()
     cloud = clouds.start(folder / "cloud", parts, guests=False, dies_with_us=True)
     try:
-        checkout = folder / "checkout"
-        checkout.mkdir()
-        for part in ("outlast", "trainers", "components", "policy", "requirements", "startup"):
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / part, checkout / part, ignore=ignored, symlinks=True)
-        for file in ("__main__.py", "Pulumi.dev.yaml"):
-            shutil.copy2(ROOT / file, checkout / file)
-        definition = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
+        home, root = folder / "project", engine.project()
+        home.mkdir()
+        (home / "checkout").symlink_to(root, target_is_directory=True)
+        definition = yaml.safe_load((root / "Pulumi.yaml").read_text())
+        definition["main"] = "checkout"
         definition["runtime"]["options"]["virtualenv"] = sys.prefix
-        (checkout / "Pulumi.yaml").write_text(yaml.safe_dump(definition))
-        settings = yaml.safe_load((ROOT / "Pulumi.dev.yaml").read_text())
-        settings["config"] |= {"outlast:trainer": "dummy"}
-        (checkout / "Pulumi.dev.yaml").write_text(yaml.safe_dump(settings))
-        env = {
-            **engine.scrubbed(),
-            **cloud.variables(parts, folder / "pulumi", os.environ["PATH"]),
-        }
-        subprocess.run(
-            ["pulumi", "stack", "init", "dev", "--no-select"], cwd=checkout, env=env, check=True
-        )
-        yield checkout, env
+        (home / "Pulumi.yaml").write_text(yaml.safe_dump(definition, sort_keys=False))
+        settings = yaml.safe_load((root / "Pulumi.dev.yaml").read_text())
+        settings["config"]["outlast:trainer"] = "dummy"
+        (home / "Pulumi.dev.yaml").write_text(yaml.safe_dump(settings))
+        variables = cloud.variables(parts, folder / "pulumi", os.environ["PATH"])
+        env = {**engine.scrubbed(), **variables}
+        engine.run_engine(["stack", "init", "dev", "--no-select"], env=env, cwd=home)
+        yield home, env
     finally:
         cloud.stop()
 
 
-def run(words: list[str], checkout: Path, env: dict[str, str]) -> Measured:
-    """Runs one `outlast` command to its end."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def run(what: str, words: Sequence[str], home: Path, env: dict[str, str]) -> Measured:
+    """Runs one `outlast` command to its end. Raises OperateError if it fails."""
+    before = _cpu()
     start = time.monotonic()
-    with (checkout / "bench.log").open("ab") as log:
+    with (home / "bench.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "outlast.cli", *words],
-            cwd=checkout, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            cwd=home, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
         )  # fmt: skip
         peak = Peak(process.pid)
@@ -134,11 +140,14 @@ def run(words: list[str], checkout: Path, env: dict[str, str]) -> Measured:
     seconds = time.monotonic() - start
     peak.stop()
     if code:
-        raise SystemExit(f"outlast {' '.join(words)}: exit code {code}\n"
-                         f"{(checkout / 'bench.log').read_text()[-3000:]}")  # fmt: skip
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Measured(round(seconds, 2), round(cpu, 2), round(peak.gb, 3))
+        said = (home / "bench.log").read_text(errors="replace").splitlines()
+        raise OperateError(f"outlast {' '.join(words)}: exit code {code}: {said[-1:]}")
+    return Measured(what, seconds, _cpu() - before, peak.gb)
+
+
+def _cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class Peak(threading.Thread):
@@ -181,4 +190,4 @@ def pss(pid: int) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

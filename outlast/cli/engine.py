@@ -252,6 +252,20 @@ class Stack:
             }
         )
 
+    def bring_up(self, *, exists: bool) -> None:
+        """The same without the outputs: to read them takes as long as three more commands.
+        `exists`: whether the backend knows the stack."""
+        from pulumi import automation
+
+        commands = [["up", "--yes", "--skip-preview", "--stack", self.name]]
+        if not exists:
+            commands.insert(0, ["stack", "init", self.name, "--no-select"])
+        try:
+            for words in commands:
+                _command(os.environ.get("PATH", os.defpath)).run(words, str(self._folder), {})
+        except automation.CommandError as error:
+            raise self._failure(error) from None
+
     def destroy(self, on_output: Callable[[str], Any] | None = None) -> None:
         """Destroys everything that the stack declares; its record in the backend stays."""
         self._do(lambda stack: stack.destroy(on_output=on_output))
@@ -273,8 +287,11 @@ class Stack:
                 self._stack = automation.Stack.create_or_select(self.name, workspace)
             return action(self._stack)
         except automation.CommandError as error:
-            why = _reason(str(error)) or str(error).strip()
-            raise EngineError(f"stack {self.name}: {why}") from None
+            raise self._failure(error) from None
+
+    def _failure(self, error: "automation.CommandError") -> EngineError:
+        why = _refusal(str(error)) or _reason(str(error)) or str(error).strip()
+        return EngineError(f"stack {self.name}: {why}")
 
 
 @functools.cache

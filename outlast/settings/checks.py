@@ -72,7 +72,7 @@ def check(
     refuse_for_existing(given)
 
     runs = _run_of(given, values, cloud, stack, secret_keys)
-    check_trial(given, runs["experiment"], foundation_outputs or {})
+    check_trial(given, runs["experiment"], runs["run"], foundation_outputs or {})
     network = network_of(given, runs["git"])
     recipe = recipe_of(given, cloud, location, network, machine.modules)
     check_security(given, region=location.region, recipe=recipe, gpus=machine.gpus)

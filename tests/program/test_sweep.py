@@ -14,7 +14,7 @@ __all__ = ["program"]
 SHARED = {"outlast:part": "sweep", "outlast:experiment": "lr--shared"}
 EMAIL = "outlast-lr--shared@acme-research.iam.gserviceaccount.com"
 SWEEP = {**OUTPUTS, "part": "sweep", "sweep": "lr", "serviceAccount": EMAIL}
-TRIAL = {"outlast:foundation": "lr--shared", "outlast:experiment": "lr--0123456789"}
+TRIAL = {"outlast:foundation": "lr--shared", "outlast:experiment": f"lr--{check().run}"}
 
 
 def test_the_shared_stack_has_one_identity_for_all_trials(program):
@@ -49,21 +49,21 @@ def test_a_sweep_of_an_experiment_on_a_foundation_passes_it_on(program, monkeypa
 def test_a_trial_declares_no_identity(program, monkeypatch):
     outputs = {**SWEEP, "project": "outlast-rehearsal"}
     monkeypatch.setattr(lookups, "read_foundation", lambda name: outputs)
-    recorder = program(**TRIAL)
+    recorder = program(**TRIAL, **{"outlast:run": check().run})
     assert kinds(recorder).isdisjoint(
         {"Account", "BucketIAMMember", "IAMMember", "IAMCustomRole", "Bucket"}
     )
     (account,) = [only(recorder, "InstanceTemplate").inputs["serviceAccount"]]
     assert account["email"] == EMAIL
     assert recorder.exports["serviceAccount"] == EMAIL
-    assert recorder.exports["runPath"].startswith("experiments/lr--0123456789/")
+    assert recorder.exports["runPath"].startswith(f"experiments/lr--{check().run}/")
 
 
 def test_a_sweep_has_the_settings_of_its_trials():
     found = check({**SHARED, "outlast:args": '{"epochs": 5}', "outlast:trainer": "digits"})
     assert (found.sweep_name, found.written) == ("lr", "experiments/lr--")
     trial = check(TRIAL, foundation=SWEEP)
-    assert (trial.sweep_name, trial.written) == ("", "experiments/lr--0123456789/")
+    assert (trial.sweep_name, trial.written) == ("", f"experiments/lr--{check().run}/")
     assert trial.shared_account == EMAIL and check().shared_account == ""
 
 
@@ -83,6 +83,11 @@ def test_a_sweep_has_the_settings_of_its_trials():
         ),
         ({**TRIAL, "outlast:experiment": "lr"}, SWEEP, "is the sweep lr, whose account writes"),
         ({**TRIAL, "outlast:experiment": "l--r"}, SWEEP, "is the sweep lr, whose account writes"),
+        (
+            {**TRIAL, "outlast:args": '{"epochs": 77}'},
+            SWEEP,
+            f"is the trial of run {check().run}, and the code and settings are now those of run",
+        ),
         (TRIAL, OUTPUTS, "two dashes in a row are for the trials of a sweep"),
         ({**TRIAL, "outlast:nat": "true"}, SWEEP, "outlast:nat beside outlast:foundation: is the"),
     ],

@@ -21,7 +21,7 @@ from outlast.bucket.headfile import HeadFile
 from outlast.bucket.standing import end_if_expired
 from outlast.bucket.store import NotFound, StoreError
 from outlast.bucket.sweeps import SweepObjects, SweepRecord, TrialRecord, UpRecord
-from outlast.cli.errors import EngineError, OperateError, UsageError, reading
+from outlast.cli.errors import OperateError, UsageError, reading
 from outlast.cli.polling import Pauses
 from outlast.cli.sweep import states, trials
 from outlast.cli.sweep.file import Sweep
@@ -234,12 +234,7 @@ class BringUp:
         config = trials.config_of(
             prepared.base, trial, prepared.rules, prepared.where, resume=resume
         )
-        outputs = self._stacks.up(trial.stack, config, prepared.base.document, exists=exists)
-        if outputs.get("run") != trial.run:
-            raise EngineError(
-                f"declares run {outputs.get('run')}, and its id is {trial.run}; the code has"
-                " changed meanwhile: run this again"
-            )
+        self._stacks.up(trial.stack, config, prepared.base.document, exists=exists)
         worst = worst_of(trial.settings)
         self._objects.mark_up(
             UpRecord(trial.run, worst.dollars, worst.hours, self._objects.store.now())

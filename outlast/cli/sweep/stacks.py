@@ -30,9 +30,8 @@ class Stacks(Protocol):
 
     def up(
         self, stack: str, config: Mapping[str, Any], document: Mapping[str, Any], *, exists: bool
-    ) -> Mapping[str, Any]:
-        """Brings a stack up, after recovering one that `exists` from an interrupted update; returns
-        its outputs."""
+    ) -> None:
+        """Brings a stack up, after recovering one that `exists` from an interrupted update."""
         ...
 
     def destroy(self, stack: str) -> None:
@@ -54,11 +53,11 @@ class EngineStacks:
 
     def up(
         self, stack: str, config: Mapping[str, Any], document: Mapping[str, Any], *, exists: bool
-    ) -> Mapping[str, Any]:
+    ) -> None:
         made = engine.Stack(stack, config, folder=self._folder / stack, document=document)
         if exists:
             self._recover(stack)
-        return made.up()
+        made.bring_up(exists=exists)
 
     def destroy(self, stack: str) -> None:
         folder = self._folder / stack

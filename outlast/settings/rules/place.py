@@ -103,17 +103,23 @@ def check_part(given: Keys) -> None:
             )
 
 
-def check_trial(given: Keys, experiment: str, outputs: Mapping[str, Any]) -> None:
+def check_trial(given: Keys, experiment: str, run: str, outputs: Mapping[str, Any]) -> None:
     """Refuses a sweep's foundation for other experiments than its trials, whose prefix its account
-    can write to, and a trial's name for others. `outputs`: the foundation's; empty for none.
+    can write to; a trial's name for others; and a trial that would be another run than it is named
+    by. `outputs`: the foundation's; empty for none.
     """
     sweep = outputs.get("sweep", "")
-    name, dashes, _ = experiment.partition(sweeps.TRIAL)
+    name, dashes, trial = experiment.partition(sweeps.TRIAL)
     if sweep and (name != sweep or not dashes):
         raise SettingsError(
             f"{NAMESPACE}:foundation {given.foundation!r}: is the sweep {sweep}, whose account"
             f" writes to its trials only; set {NAMESPACE}:foundation to another stack for"
             f" experiment {experiment}, or leave it out"
+        )
+    if sweep and trial != run:
+        raise SettingsError(
+            f"{NAMESPACE}:experiment {experiment!r}: is the trial of run {trial}, and the code and"
+            f" settings are now those of run {run}; run outlast sweep up again"
         )
     if dashes and not sweep and given.part != SWEEP:
         raise bad("experiment", experiment, "two dashes in a row are for the trials of a sweep")

@@ -19,7 +19,6 @@ from outlast.cli.errors import EngineError
 from outlast.cli.sweep import bring_up, file, states
 from outlast.cli.sweep.bring_up import BringUp, Outcome
 from outlast.cli.sweep.trials import layout_of
-from outlast.spec import sweeps
 from tests.cli.records import heartbeat_record, start_record
 
 CONFIG = {
@@ -61,7 +60,7 @@ class FakeStacks:
 
     def up(
         self, stack: str, config: Mapping[str, Any], document: Mapping[str, Any], *, exists: bool
-    ) -> Mapping[str, Any]:
+    ) -> None:
         with self.lock:
             self.working += 1
             self.most = max(self.most, self.working)
@@ -74,7 +73,6 @@ class FakeStacks:
             if stack in self.failing:
                 raise EngineError(f"stack {stack}: the cloud said no")
             self.ups.append(stack)
-            return {"run": stack.partition(sweeps.TRIAL)[2]}
         finally:
             with self.lock:
                 self.working -= 1

@@ -167,16 +167,6 @@ def test_a_second_up_beside_the_first_is_refused(world: World) -> None:
     assert error.exit_code == 1
 
 
-def test_code_that_changed_meanwhile_is_noticed(world: World) -> None:
-    prepared = world.prepared(parameters={"learning-rate": [0.1]})
-    work = BringUp(prepared, world.objects, world.stacks, jobs=1)
-    up = world.stacks.up
-    world.stacks.up = lambda *words, **named: {**up(*words, **named), "run": "0" * 10}
-    (why,) = work.run().failed.values()
-    assert why.startswith("declares run 0000000000, and its id is ")
-    assert world.states() == {"learning-rate=0.1": "waiting"}
-
-
 def test_waiting_trials_start_as_others_end(world: World) -> None:
     """`--wait`: each look ends what the last one has started."""
     prepared = world.prepared(parameters=RATES, parallel=2)
