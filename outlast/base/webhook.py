@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from outlast.base.clock import SYSTEM_CLOCK
 from outlast.base.codec import format_time
-from outlast.base.http_client import ask
+from outlast.base.http_client import RequestFailed, ask
 from outlast.base.retry import Limits, Patience
 
 VERSION = 1
@@ -137,6 +137,9 @@ def send(
     nothing, such as Slack's. Raises RequestFailed for a refusal, and once `within_sec` (RETRY_SEC)
     have passed without an answer.
     """
+    if (urlsplit(url).hostname or "").endswith(".invalid"):
+        # A rehearsal's: there is no such name (RFC 2606), and no later try finds one.
+        raise RequestFailed(404, "webhook: the address leads nowhere")
     body = json.dumps(announcement.body(datetime.now(UTC))).encode()
 
     def post() -> None:

@@ -31,6 +31,16 @@ def test_each_variable_gets_the_shells_value_or_a_stand_in():
     assert "of-my-shell" not in repr(held) + "".join(held.notes)
 
 
+def test_the_key_of_the_messages_has_a_stand_in_too():
+    config = {"outlast:webhookSecret": "hook", "outlast:webhookKeySecret": "projects/p/secrets/key"}
+    found, held = take_over(config, {})
+    assert found == {
+        "outlast:webhookSecret": "rehearsal-webhook",
+        "outlast:webhookKeySecret": "rehearsal-webhook-key",
+    }
+    assert set(held.values) == {"rehearsal-webhook", "rehearsal-webhook-key"}
+
+
 def test_the_list_of_leftovers_omits_the_secrets():
     _, held = take_over({"outlast:secretEnv": {"KEY": "key"}}, {})
     left = {"buckets": [{"name": "b"}], "secrets": ["KEY", "another"]}

@@ -5,6 +5,7 @@ import base64
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.engine.conftest import (
     holding,
     until,
 )
+from tests.supervisor.test_announcements import load_example, serving
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -87,7 +89,20 @@ def assert_hidden(stack: Project, folder: Path, *but: Path) -> None:
     assert TOKEN not in exported and "outlast-secret-env" in exported
 
 
-def test_a_secret_reaches_the_trainer_and_nothing_else(stack: Project, tmp_path: Path):
+@pytest.fixture
+def received(stack: Project) -> Iterator[list[dict[str, Any]]]:
+    """The messages of the stack's webhook, which are signed with a key that is a secret."""
+    messages: list[dict[str, Any]] = []
+    with serving(load_example().server(b"the-messages-key", messages.append)) as url:
+        keep(stack.cloud, "hook", url)
+        keep(stack.cloud, "hook-key", "the-messages-key\n")
+        stack.configure(webhookSecret="hook", webhookKeySecret="hook-key")
+        yield messages
+
+
+def test_a_secret_reaches_the_trainer_and_nothing_else(
+    stack: Project, tmp_path: Path, received: list[dict[str, Any]]
+):
     secret = keep(stack.cloud, "wandb", "an-old-key", TOKEN + "\n")
     stack.up()
     store: Store = open_store("gs://outlast-rehearsal-outlast")
@@ -104,6 +119,7 @@ def test_a_secret_reaches_the_trainer_and_nothing_else(stack: Project, tmp_path:
     assert_hidden(stack, tmp_path, *disk_files(tmp_path / "cloud", "debug.log"))
     (tmp_path / "go-on").write_text("end")
     run.wait_until_gone()
+    assert [message["event"] for message in received] == ["done"]
     end = run.done().end
     assert end is not None and end.result is not None
     found = store.get(end.result.path + "digest")[0].decode()

@@ -19,6 +19,7 @@ from outlast.base.exits import Reason, State
 from outlast.base.http_client import RequestFailed, ask
 from outlast.base.webhook import SENT, SIGNATURE_HEADER, TIMESTAMP_HEADER, Announcement, Event
 from outlast.bucket.headfile import HeadFile
+from outlast.cli.rehearsal.secrets import WEBHOOK_ADDRESS
 from outlast.supervisor.webhook import Webhook
 from tests.supervisor.test_attempt import finish, stopped_after
 from tests.supervisor.world import LAYOUT, SPEC, Life, World, a_world, spec_with, wait_until
@@ -246,6 +247,11 @@ def test_a_refusal_is_final_and_without_a_key_nothing_is_signed(flaky: Any) -> N
     hook.close(60)
     assert len(flaky.seen) == 2
     assert SIGNATURE_HEADER not in flaky.seen[0][0]
+
+
+def test_a_rehearsals_address_is_not_tried() -> None:
+    with pytest.raises(RequestFailed, match="leads nowhere"):
+        webhook.send(WEBHOOK_ADDRESS, KEY, ANNOUNCED)
 
 
 def test_a_webhook_that_never_answers_delays_nothing_for_long(

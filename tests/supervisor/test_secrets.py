@@ -306,7 +306,7 @@ def _short_retries(monkeypatch):
 
 
 def test_a_secret_webhook_is_called_but_never_shown(manager, reader, said, monkeypatch):
-    address = "https://hooks.invalid/services/T000/BSECRETPART"
+    address = "https://hooks.example/services/T000/BSECRETPART"
     manager.values = {NAME: address.encode() + b"\n"}
     asked: list[str] = []
 
