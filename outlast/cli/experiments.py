@@ -29,10 +29,10 @@ class Settings:
     bucket: str
     """Empty if the file does not say it in plain text."""
     experiment: str
-    source: Path | None = None
-    """The folder of the code, if `outlast:source` names one."""
     ssh: str = ""
     """How its VMs may be logged in to."""
+    source: Path | None = None
+    """The folder of the code, if `outlast:source` names one."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def settings() -> tuple[Settings, ...]:
             name,
             _bucket(name, files),
             _text(config, "outlast:experiment") or name,
-            project / source if (source := _text(config, "outlast:source")) else None,
             _text(config, "outlast:ssh"),
+            project / source if (source := _text(config, "outlast:source")) else None,
         )
         for name, config in files.items()
         if _text(config, "outlast:part") != "foundation"

@@ -80,7 +80,7 @@ def _through_iap(stack: str, group: Group, vm: Vm, command: Sequence[str]) -> Se
 
 
 def _in_process_tree(stack: str, vm: Vm, command: Sequence[str]) -> Session:
-    environment = _environment(_first_process(vm))
+    environment = local_environment(vm)
     root = environment.get(ROOT_VARIABLE)
     if not root:
         raise OperateError(
@@ -91,6 +91,11 @@ def _in_process_tree(stack: str, vm: Vm, command: Sequence[str]) -> Session:
     argv = (shell, "-c", shlex.join(command)) if command else (shell,)
     terminal = {"TERM": os.environ.get("TERM", "dumb")}
     return Session(argv, Path(root), {**environment, **terminal}, vm.name)
+
+
+def local_environment(vm: Vm) -> dict[str, str]:
+    """The environment of everything that runs on a local VM. Raises CloudError."""
+    return _environment(_first_process(vm))
 
 
 def _first_process(vm: Vm) -> int:

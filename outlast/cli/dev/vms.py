@@ -2,15 +2,13 @@
 
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from outlast.base.http_client import RequestFailed, ask
-from outlast.cli import boots, endpoint
+from outlast.cli import boots, endpoint, ssh
 from outlast.cli.boots import Vm
 from outlast.cli.dev.channel import COMMAND, PYTHON, Channel, Lost
-from outlast.cli.errors import OperateError, UsageError
+from outlast.cli.errors import CloudError, OperateError, UsageError
 from outlast.cloud.compute import Group
 
 KEEPALIVE = ("-o ServerAliveInterval=10", "-o ServerAliveCountMax=3")
@@ -35,8 +33,8 @@ class Way:
 
     def connect(self, vm: Vm) -> Channel:
         """Raises Lost if this VM cannot be entered now, OperateError if there is no way in."""
-        if local := os.environ.get(endpoint.VARIABLE):
-            return self._into_local(local.rstrip("/"), vm)
+        if endpoint.is_local():
+            return self._into_local(os.environ[endpoint.VARIABLE].rstrip("/"), vm)
         if shutil.which("gcloud") is None:
             raise OperateError(
                 "gcloud: is not on PATH, and outlast dev logs in with it; install the Google Cloud"
@@ -62,12 +60,8 @@ class Way:
         if self.user:
             raise UsageError("--user: VMs of the local cloud have one user; leave it out")
         try:
-            found = ask(f"{url}/_local/vms", what="local cloud", direct=True).json()
-            pid = next((one["pid"] for one in found if one["id"] == vm.id), None)
-            if not pid:
-                raise Lost("does not run now")
-            environment = _environment(int(pid))
-            if "OUTLAST_ROOT" not in environment:
+            environment = ssh.local_environment(vm)
+            if ssh.ROOT_VARIABLE not in environment:
                 raise OperateError(
                     f"VM {vm.name}: is a machine of QEMU (--guest vm), which outlast dev cannot"
                     " enter; use the local cloud without --guest"
@@ -84,12 +78,6 @@ class Way:
             except BaseException:
                 channel.close()
                 raise
-        except (RequestFailed, LookupError, ValueError, TypeError, OSError) as error:
+        except (CloudError, RequestFailed) as error:
             raise Lost(f"cannot be entered ({error})") from None
         return channel
-
-
-def _environment(pid: int) -> Mapping[str, str]:
-    """The environment of a process of this user. Raises OSError."""
-    pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)

@@ -8,13 +8,18 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from outlast.base.exits import CTRL_C, USAGE
+from outlast.base.exits import CTRL_C, USAGE, State
+from outlast.bucket.headfile import HeadFile
+from outlast.bucket.store import MemoryStore
 from outlast.cli.boots import Vm
 from outlast.cli.dev import vms
+from outlast.cli.dev.source import Source
+from outlast.cli.dev.sync import Sync
 from outlast.cli.errors import OperateError, UsageError
 from outlast.cloud.compute import Group
 from tests.cli.dev.planted import (
@@ -25,6 +30,7 @@ from tests.cli.dev.planted import (
     plant_gcloud,
     plant_vm,
 )
+from tests.cli.test_overview import layout, plant
 
 DRIVER = """
 import sys
@@ -228,6 +234,22 @@ def test_a_vm_without_a_way_in_is_named(place: Place) -> None:
     assert place.sync().wait(60) == 1
     assert "Could not fetch resource vm1; on Google, is outlast:ssh set to iap" in place.said
     assert len(calls(place.log)) == 3
+
+
+def test_gpus_are_shared_once_the_experiments_run_has_ended(tmp_path: Path) -> None:
+    store = MemoryStore()
+    deployed: Any = SimpleNamespace(head_file=lambda: HeadFile(store, layout("first")))
+    way: Any = None
+    (tmp_path / "code").mkdir()
+    made = [
+        Sync(deployed, way, Source(tmp_path / "code"), "code", share, print)
+        for share in (False, True)
+    ]
+    assert [one.may_share() for one in made] == [False, True]  # not begun: it will
+    plant(store, "first")
+    assert [one.may_share() for one in made] == [False, True]
+    plant(store, "first", state=State.DONE)
+    assert [one.may_share() for one in made] == [True, True]
 
 
 def test_without_gcloud_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
