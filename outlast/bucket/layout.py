@@ -35,6 +35,9 @@ EXPERIMENT_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 DEVELOPMENT = "dev-"
 """What the names of development runs begin with; no other run's name does."""
 
+WHY_CHARS_MAX = 1000
+"""More than the longest name of a metric and what is said about it."""
+
 _TERM_DIGITS = 6
 _STEP_DIGITS = 12
 _PIECE_DIGITS = 6
@@ -490,7 +493,11 @@ class RungDecision(Record):
     others: tuple[RungValue, ...]
     """The values that had arrived before the trial's own, in that order."""
     why: str
-    """A sentence for people."""
+    """A clause for people, which HEAD repeats."""
+
+    def __post_init__(self) -> None:
+        if len(self.why) > WHY_CHARS_MAX:
+            raise ValueError(f"RungDecision.why {self.why[:80]!r}…: is longer than a clause")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,16 @@ from outlast.bucket.head import (
     Result,
     read_head,
 )
-from outlast.bucket.layout import AttemptStart, BootRecord, Heartbeat, Layout, Manifest
+from outlast.bucket.layout import (
+    AttemptStart,
+    BootRecord,
+    Choice,
+    Heartbeat,
+    Layout,
+    Manifest,
+    RungDecision,
+    RungValue,
+)
 from outlast.bucket.results import put_result
 from outlast.bucket.store import MemoryStore, StoreError, open_store
 from outlast.spec.result import ResultFile, ResultManifest
@@ -194,6 +203,10 @@ def test_what_head_says_has_its_alphabet_and_length(field: str, value: Any, plac
         (Heartbeat(1, 1, None, "x", None, None, None, (), NOW), "rate", float("nan")),
         (Heartbeat(1, 1, None, "x", None, None, None, (), NOW), "commit_sec", -1.0),
         (Heartbeat(1, 1, None, "x", None, None, None, (), NOW, part="p"), "part", "../p"),
+        (RungValue("0a", 10, 10, 0.5, 0.5, 0.5), "run", "../0a"),
+        (RungValue("0a", 10, 10, 0.5, 0.5, 0.5), "value", float("inf")),
+        (RungDecision("0a", 10, Choice.STOP, 0, {}, 0.5, 0.7, (), "x"), "choice", "pause"),
+        (RungDecision("0a", 10, Choice.STOP, 0, {}, 0.5, 0.7, (), "x"), "why", "x" * 1001),
     ],
 )
 def test_other_records_have_them_too(record: Record, field: str, value: Any) -> None:

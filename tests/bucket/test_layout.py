@@ -20,11 +20,14 @@ from outlast.bucket.layout import (
     AttemptStart,
     BootEnd,
     BootRecord,
+    Choice,
     EndCopy,
     Heartbeat,
     Layout,
     Manifest,
     ManifestObject,
+    RungDecision,
+    RungValue,
     StopRequest,
     check_object_name,
 )
@@ -33,6 +36,7 @@ from outlast.spec.result import ResultFile, ResultManifest
 
 MOMENT = datetime(2026, 11, 27, 23, 59, 59, tzinfo=UTC)
 
+VALUE = RungValue("abcdef0123", 100, 100, 0.7, 0.8, 0.6)
 RECORDS: list[Record] = [
     BootRecord("123", "b-1", "vm-x", "us-central1-a", 0, 1, MOMENT),
     BootEnd("123", "b-1", Reason.SETUP_FAILED, "fetch-bundle", 1, "sha256 differs", MOMENT),
@@ -61,6 +65,8 @@ RECORDS: list[Record] = [
     ),
     ResultManifest.of([ResultFile("b", 1, "2" * 64), ResultFile("a", 1, "1" * 64)]),
     StopRequest(0, 480.0, MOMENT),
+    RungValue("0123456789", 100, 90, 0.5, None, 0.25),
+    RungDecision("0123456789", 100, Choice.STOP, 1, {"eta": 4}, 0.5, 0.7, (VALUE,), "is worse"),
     EndCopy("0123456789", 0, 3, State.DONE, Reason.DONE, 0, 90, "p/result/", "1" * 64, MOMENT),
 ]
 

@@ -44,11 +44,14 @@ from outlast.bucket.layout import (
     AttemptStart,
     BootEnd,
     BootRecord,
+    Choice,
     EndCopy,
     Heartbeat,
     Layout,
     Manifest,
     ManifestObject,
+    RungDecision,
+    RungValue,
     StopRequest,
 )
 from outlast.bucket.results import fetch_result
@@ -227,6 +230,7 @@ def _records() -> dict[type[Record], Record]:
     kept = Checkpoint(LAYOUT.snapshot(1, 5, "0a1b"), 4, DIGEST, 1, 5, ("best",), "fold", 2)
     part = ManifestObject("arrays.bin", 3, "AAAAAA==", DIGEST, 5, "arrays.bin", 0)
     file = ResultFile("model.json", 3, DIGEST)
+    value = RungValue("0a1b2c3d", 10, 9, 0.5, 0.75, None)
     return {
         type(record): record
         for record in (
@@ -247,6 +251,8 @@ def _records() -> dict[type[Record], Record]:
             ),
             ResultManifest.of([file]),
             StopRequest(0, 480.0, NOW),
+            value,
+            RungDecision("0a1b2c3d", 10, Choice.STOP, 1, {"eta": 4}, 0.5, None, (value,), "worse"),
             EndCopy("r", 0, 1, State.DONE, Reason.DONE, 0, 5, "p", DIGEST, NOW),
             pages.ChainPage("0a1b2c3d", 1, (kept,), (ref,)),
             pages.LineagePage("0a1b2c3d", 1, (Lineage(1, 0),), (ref,)),
