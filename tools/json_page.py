@@ -18,7 +18,9 @@ from tables import MADE, _cell, _fields, _joined  # noqa: E402
 from outlast.base import exits  # noqa: E402
 from outlast.cli import documents  # noqa: E402
 from outlast.cli.app import cli  # noqa: E402
+from outlast.cli.audit.audit import FOUND  # noqa: E402
 from outlast.cli.commands.output import JsonOption  # noqa: E402
+from outlast.cli.doctor.examine import FOUND as UNHEALTHY  # noqa: E402
 from outlast.cli.review.preview import NOT_CHECKED, RULE_BROKEN  # noqa: E402
 from outlast.cli.watching import EXITS, TIMED_OUT  # noqa: E402
 
@@ -45,12 +47,18 @@ COMMON: Mapping[int, str] = {
 }
 ENDED = {code: f"the run is {state.value}" for state, code in EXITS.items()}
 OWN: Mapping[str, Mapping[int, str]] = {
+    "audit": {
+        1: "something could not be read or removed; the rest is printed",
+        FOUND: "there are findings",
+    },
     "data ls": {1: "a run could not be read, so data may have more uses; the rest is printed"},
+    "doctor": {UNHEALTHY: "an up would not work"},
     "list": {1: "something could not be read; the rest is printed"},
     "preview": {
         RULE_BROKEN: "a rule is broken",
         NOT_CHECKED: "the bucket cannot be read, so an open run might be replaced; up is refused",
     },
+    "prune": {1: "something could not be read or deleted"},
     "rehearse": {
         exits.DONE: "every guarantee was held",
         1: "a guarantee is broken, or an assumption does not hold",

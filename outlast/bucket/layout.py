@@ -78,6 +78,11 @@ class Layout:
         return self._path(HEAD_FILE)
 
     @property
+    def pruning(self) -> str:
+        """Exists while `outlast prune` deletes the run."""
+        return self._path("PRUNING")
+
+    @property
     def boots(self) -> str:
         """Prefix of all boot records and boot ends."""
         return self._path("boots/")

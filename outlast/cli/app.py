@@ -15,7 +15,7 @@ COMMANDS = (
     *("rehearse", "init", "train", "mark", "status", "costs", "checkpoints", "up", "destroy"),
     *("resume", "stop", "recover", "repair", "preview", "handover", "cloud", "list", "logs"),
     *("wait", "watch", "fetch", "run", "inspect", "report", "sweep", "data", "dev", "ssh"),
-    "completion",
+    *("completion", "audit", "doctor", "prune"),
 )
 """The subcommands; each is a module of `outlast.cli.commands`."""
 

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base import folders
+from outlast.bucket.inventory import ROOT, SHARED
 from outlast.bucket.layout import DEVELOPMENT, EXPERIMENT_PATTERN, Layout
 from outlast.bucket.store import NotFound, Object, Store, StoreError, open_store
 from outlast.cli import endpoint
 from outlast.cli.errors import OperateError, about
 
 BUCKET_VARIABLE = "OUTLAST_BUCKET"
-ROOT = "experiments/"
-SHARED = ("bundles", "environments")
-"""What an experiment has beside its runs."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,9 @@ class Settings:
     """How its VMs may be logged in to."""
     source: Path | None = None
     """The folder of the code, if `outlast:source` names one."""
+    project: str = ""
+    """The cloud's; empty if it is not said, or exists in a local cloud only and this shell has
+    none."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ def settings() -> tuple[Settings, ...]:
             _text(config, "outlast:experiment") or name,
             _text(config, "outlast:ssh"),
             project / source if (source := _text(config, "outlast:source")) else None,
+            "" if _is_elsewhere(_project(config)) else _project(config),
         )
         for name, config in files.items()
         if _text(config, "outlast:part") != "foundation"
@@ -104,10 +106,19 @@ def _bucket(stack: str, files: Mapping[str, Mapping[str, Any]]) -> str:
     if foundation in files and foundation != stack:
         config = {**files[foundation], "outlast:foundation": ""}
     named = _text(config, "outlast:bucket")
-    project = _text(config, "gcp:project") or os.environ.get("GOOGLE_PROJECT", "")
-    if project == endpoint.LOCAL_PROJECT and not os.environ.get(endpoint.VARIABLE):
-        return ""  # It exists in local clouds only.
+    project = _project(config)
+    if _is_elsewhere(project):
+        return ""
     return named or (f"{project}-outlast" if project else "")
+
+
+def _project(config: Mapping[str, Any]) -> str:
+    return _text(config, "gcp:project") or os.environ.get("GOOGLE_PROJECT", "")
+
+
+def _is_elsewhere(project: str) -> bool:
+    """Whether it exists in local clouds only, and this shell has none."""
+    return project == endpoint.LOCAL_PROJECT and not os.environ.get(endpoint.VARIABLE)
 
 
 def buckets() -> dict[str, str]:

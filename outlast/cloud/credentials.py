@@ -135,6 +135,17 @@ def token() -> str:
     return str(found.token)
 
 
+def described() -> str:
+    """Where the identity comes from and, if that is known without a call, who it is; no secret.
+    Raises GoogleAuthError."""
+    given = source()
+    origin = given.named or "Google's default credentials"
+    if given.account:
+        return f"{given.account}, impersonated from {origin}"
+    email = getattr(find(), "service_account_email", "") or getattr(find(), "account", "")
+    return f"{email}, from {origin}" if email and "@" in email else origin
+
+
 def first_line(error: Exception) -> str:
     """The sentence of an error about credentials."""
     return (str(error).splitlines() or [type(error).__name__])[0]

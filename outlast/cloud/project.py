@@ -79,6 +79,10 @@ class Project:
 
     # Buckets
 
+    def buckets(self) -> Iterator[Json]:
+        """All buckets of the project."""
+        return self._listed(STORAGE, "b", "items", {"project": self.project})
+
     def bucket(self, name: str) -> Json | None:
         """The project's bucket of this name; None if the project has none. Names are global, so a
         bucket of another project may have it.

@@ -57,6 +57,14 @@ _BY_CODE = (
 _NOTICE = re.compile(r"preemption_?notice", re.IGNORECASE)
 
 
+def is_disabled(message: str) -> bool:
+    """Whether a message says that the project has not enabled an API."""
+    low = message.lower()
+    return any(
+        one in low for one in ("has not been used in project", "it is disabled", "api is disabled")
+    )
+
+
 def constraint_of(message: str) -> str:
     """The constraint that a message names, without `constraints/`; empty for none."""
     found = _CONSTRAINT.search(message)

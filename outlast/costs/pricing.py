@@ -194,6 +194,12 @@ def billed_vm(billed: Mapping[str, Any], machine_type: str, zone: str) -> Sum:
     return added([vm(template, zone), *([nat()] if billed.get("nat") else [])])
 
 
+def disk(kind: str, gib: int, zone: str) -> Sum:
+    """One disk that no VM need have; `kind` is bare or a URL."""
+    region = prices()["regions"].get(region_of(zone), "")
+    return Sum((_disk({"diskType": kind, "diskSizeGb": gib}, region, "standard"),))
+
+
 def dearest(templates: Sequence[Mapping[str, Any]], zone: str) -> Sum:
     """The most expensive of several VMs, of which one is created. Items of the others without a
     known price might cost more, so they are unknown in the sum.

@@ -25,6 +25,7 @@ from outlast.cloud.refusals import (
     EXTERNAL_IP,
     GUEST_ATTRIBUTES,
     LOCATIONS,
+    NO_ACCOUNTS,
     REMEDIES,
     RETENTION,
     SOFT_DELETE,
@@ -71,6 +72,8 @@ def _constraints(settings: Settings) -> Iterator[tuple[str, Callable[[Policy], s
         if owner := images.named_project("" if recipe else settings.image):
             yield TRUSTED_IMAGES, partial(_forbids_images, owner)
         yield LOCATIONS, partial(_forbids_location, settings.region)
+        if not settings.service_account:
+            yield NO_ACCOUNTS, lambda policy: "new service accounts" if _enforced(policy) else ""
     if recipe:
         yield GUEST_ATTRIBUTES, lambda policy: "the builder's report" if _enforced(policy) else ""
     if rules.isolated and rules.nat:
@@ -97,8 +100,8 @@ def _policy(settings: Settings, constraint: str, broken: Callable[[Policy], str]
         f"project {settings.project}: its organization policy constraints/{constraint} forbids"
         f" {what}; {REMEDIES[constraint]}"
     )
-    # A bucket that exists already is not affected.
-    return Answer(warning=why) if constraint == RETENTION else Answer(why)
+    # A bucket or an account that exists already is not affected.
+    return Answer(warning=why) if constraint in (RETENTION, NO_ACCOUNTS) else Answer(why)
 
 
 def _enforced(policy: Policy) -> bool:

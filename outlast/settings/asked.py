@@ -6,7 +6,7 @@ A question without an answer within `ANSWER_SEC` only warns: a preview needs no 
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 ANSWER_SEC = 10.0
 
@@ -19,6 +19,8 @@ class Answer:
     """Why nothing may be created."""
     warning: str = ""
     """Why it could not be found out, or what may not work."""
+    about: str = field(default="", compare=False)
+    """What was checked; `ask_all` fills it in."""
 
 
 Question = tuple[str, Callable[[], Answer]]
@@ -44,5 +46,6 @@ class _Asked:
     def answer(self) -> Answer:
         self._thread.join(max(0.0, self._until - time.monotonic()))
         if self._found:
-            return self._found[0]
-        return Answer(warning=f"{self._about}: not looked up (no answer in {ANSWER_SEC:.0f} s)")
+            return replace(self._found[0], about=self._about)
+        late = f"{self._about}: not looked up (no answer in {ANSWER_SEC:.0f} s)"
+        return Answer(warning=late, about=self._about)

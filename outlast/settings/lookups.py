@@ -1,14 +1,15 @@
 """Looks things up in the cloud before the program declares anything."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pulumi
 
 from outlast.cloud.compute import ComputeError, Json
 from outlast.cloud.project import Project
 from outlast.settings import allowances, networks
+from outlast.settings.asked import Answer
 from outlast.settings.errors import NAMESPACE, SettingsError, bad, first_line
 from outlast.settings.schema import Settings
 from outlast.spec import labels as label_rules
@@ -36,8 +37,21 @@ class FoundBucket:
 
 
 def look_up(settings: Settings) -> FoundBucket:
-    """Looks up, in parallel, whether network, account, code and secrets are available, what the
-    project's policies and quotas allow, and where the bucket is. Raises SettingsError.
+    """Looks up, in parallel, what `ask` asks, and where the bucket is. Raises SettingsError."""
+    answers = ask(settings)
+    found = find_bucket(settings)
+    for answer in answers():
+        if answer.refusal:
+            raise SettingsError(answer.refusal)
+        if answer.warning:
+            pulumi.log.warn(answer.warning)
+    return found
+
+
+def ask(settings: Settings) -> Callable[[], list[Answer]]:
+    """Asks, in parallel, whether network, account, code and secrets are available, and what the
+    project's policies and quotas allow. The returned function waits for the answers. `outlast
+    doctor` asks the same.
     """
     asked = [networks.ask(settings), allowances.ask(settings)]
     if settings.git or settings.secrets:
@@ -48,17 +62,22 @@ def look_up(settings: Settings) -> FoundBucket:
         from outlast.settings import data_sources
 
         asked.append(data_sources.ask(settings))
-    found = find_bucket(settings)
-    for answer in (answer for answers in asked for answer in answers()):
-        if answer.refusal:
-            raise SettingsError(answer.refusal)
-        if answer.warning:
-            pulumi.log.warn(answer.warning)
-    return found
+    return lambda: [answer for answers in asked for answer in answers()]
 
 
-def find_bucket(settings: Settings) -> FoundBucket:
+class Log(Protocol):
+    """What hears of warnings and advice: the engine, or `outlast doctor`."""
+
+    def warn(self, msg: str) -> None: ...
+
+    def info(self, msg: str) -> None: ...
+
+
+def find_bucket(
+    settings: Settings, *, log: Log = pulumi.log, previews: bool | None = None
+) -> FoundBucket:
     """Looks up the bucket: where it is, whether it is ours, and which of its settings stay.
+    `previews`: whether nothing is created now; None: as the engine says.
 
     Raises SettingsError if a bucket of that name is not ours or, with bucketMode existing, if it
     does not exist or lacks uniform access. A bucket is ours if it is in this project and has our
@@ -69,12 +88,12 @@ def find_bucket(settings: Settings) -> FoundBucket:
         found, of_project = _bucket(settings)
     except ComputeError as error:
         why = f"bucket {settings.bucket}: cannot be looked up ({first_line(error)})"
-        if not pulumi.runtime.is_dry_run():
+        if not (pulumi.runtime.is_dry_run() if previews is None else previews):
             raise SettingsError(
                 f"{why}, so whether it exists and whose it is, is unknown; run pulumi up again when"
                 " it answers, as an identity that may read it (docs/teams.md#who-outlast-is)"
             ) from None
-        pulumi.log.warn(f"{why}; whether open runs are protected is not checked")
+        log.warn(f"{why}; whether open runs are protected is not checked")
         return FoundBucket()
     existing = settings.bucket_mode == "existing"
     if found is None:
@@ -87,16 +106,16 @@ def find_bucket(settings: Settings) -> FoundBucket:
             )
         return FoundBucket(settings.region)
     if existing:
-        _check_existing(settings, found, of_project)
+        _check_existing(settings, found, of_project, log)
     else:
         _check_managed(settings, found, of_project)
     location = str(found.get("location") or "").lower()
     if location not in ("", settings.region):
-        pulumi.log.warn(
+        log.warn(
             f"bucket {settings.bucket}: is in {location}, the VMs in {settings.region}; everything "
             "that they read and write crosses regions, which is slower and billed"
         )
-    leave = PROTECTION if existing else _stronger(settings, found)
+    leave = PROTECTION if existing else _stronger(settings, found, log)
     return FoundBucket(location, adopt=not existing, leave=leave)
 
 
@@ -116,7 +135,7 @@ def _bucket(settings: Settings) -> tuple[Json | None, bool | None]:
     return project.any_bucket(settings.bucket), of_project
 
 
-def _check_existing(settings: Settings, found: Json, of_project: bool | None) -> None:
+def _check_existing(settings: Settings, found: Json, of_project: bool | None, log: Log) -> None:
     if not _is_on(found, "iamConfiguration", "uniformBucketLevelAccess"):
         raise SettingsError(
             f"outlast:bucket {settings.bucket!r}: has no uniform bucket-level access, so that a VM"
@@ -128,13 +147,13 @@ def _check_existing(settings: Settings, found: Json, of_project: bool | None) ->
             " update), or name another"
         )
     if kept := _billed_longer(found):
-        pulumi.log.warn(
+        log.warn(
             f"bucket {settings.bucket}: has {' and '.join(kept)}, so that every checkpoint that a"
             " run replaces or drops is billed for longer; gcloud storage buckets update turns it"
             " off"
         )
     if of_project is False:
-        pulumi.log.warn(
+        log.warn(
             f"bucket {settings.bucket}: is in another project than {settings.project}; its owners"
             " can read and change all code, checkpoints and packages in it"
         )
@@ -191,7 +210,7 @@ def _check_managed(settings: Settings, found: Json, of_project: bool | None) -> 
         )
 
 
-def _stronger(settings: Settings, found: Json) -> tuple[str, ...]:
+def _stronger(settings: Settings, found: Json, log: Log) -> tuple[str, ...]:
     """Which settings of PROTECTION are at least as strong in the bucket as in this stack."""
     days = _soft_delete_days(found)
     asked: Mapping[str, tuple[float, float, str]] = {
@@ -200,7 +219,7 @@ def _stronger(settings: Settings, found: Json) -> tuple[str, ...]:
     }
     kept = [what for has, wanted, what in asked.values() if has > wanted]
     if kept:
-        pulumi.log.info(
+        log.info(
             f"bucket {settings.bucket}: keeps its {' and '.join(kept)}, which this stack does not"
             " ask for; other stacks may rely on it. gcloud storage buckets update turns it off"
         )

@@ -10,6 +10,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 
+from outlast.cloud import refusals
 from outlast.cloud.compute import (
     CannotAsk,
     Compute,
@@ -56,7 +57,7 @@ def secret(setting: str, full_name: str) -> Answer:
         listed = gcloud.format("versions list")
         return Answer(f"{field}: has no version {version}; name one that it has: {listed}")
     except CannotAsk as error:
-        if "it is disabled" in str(error):  # The platform's message about a disabled API.
+        if refusals.is_disabled(str(error)):
             enable = f"gcloud services enable secretmanager.googleapis.com --project {project}"
             return Answer(
                 f"{field}: Secret Manager is not enabled in {project}; enable it: {enable}"

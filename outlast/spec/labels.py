@@ -12,6 +12,8 @@ RESERVED = frozenset({"managed-by", "project", "stack", "component", "experiment
 LIMIT = 63
 """Characters that a key or a value may have."""
 
+_MARK = re.compile(r" (\[[a-z0-9_-]+/[a-z0-9_-]+/[a-z0-9_-]+\])\Z")
+
 
 def sanitise(text: str) -> str:
     """`text` as a label value: lower case, every other character a dash, at most 63 characters."""
@@ -34,14 +36,31 @@ def mark(labels: Mapping[str, str]) -> str:
     return f"[{labels['project']}/{labels['stack']}/{labels['experiment']}]"
 
 
+def mark_of(labels: Mapping[str, str] | None) -> str:
+    """The mark of the stack that labelled a resource; empty if it is not a stack's of Outlast."""
+    found = labels or {}
+    if found.get("managed-by") != MANAGED_BY or not {"project", "stack", "experiment"} <= set(
+        found
+    ):
+        return ""
+    return mark(found)
+
+
+def mark_in(description: str | None) -> str:
+    """The mark that ends a description; empty if none does."""
+    match = _MARK.search(description or "")
+    return match[1] if match else ""
+
+
+def stack_of(mark: str) -> tuple[str, str, str]:
+    """Project, stack and experiment of a mark, as `sanitise` writes them."""
+    project, stack, experiment = mark[1:-1].split("/")
+    return project, stack, experiment
+
+
 def described(text: str, mark: str) -> str:
     """A description with the stack's mark, if there is one."""
     return f"{text} {mark}".rstrip()
-
-
-def has_mark(description: str | None, mark: str) -> bool:
-    """Whether a resource of this description is the stack's."""
-    return (description or "").endswith(f" {mark}")
 
 
 def of_shared(component: str) -> dict[str, str]:

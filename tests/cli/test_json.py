@@ -32,10 +32,13 @@ from outlast.cli import (
     up,
 )
 from outlast.cli.app import cli
+from outlast.cli.audit import audit
 from outlast.cli.commands import dev
 from outlast.cli.commands.output import Form, JsonOption
 from outlast.cli.dev import pull
+from outlast.cli.doctor import examine
 from outlast.cli.errors import EngineError
+from outlast.cli.prune import select
 from outlast.cli.rehearsal import rehearse as rehearsal
 from outlast.cli.rehearsal.google import budget
 from outlast.cli.rehearsal.google import rehearse as google
@@ -46,6 +49,7 @@ from outlast.cli.rehearsal.report import Report
 from outlast.cli.rehearsal.seen import Fault
 from outlast.cli.review import preview
 from outlast.cli.runs import Place
+from outlast.costs.pricing import Item, Sum
 from outlast.spec.metrics import Last
 from tests.cli import test_preview, test_resume
 from tests.cli.json_documents import problems
@@ -218,6 +222,27 @@ def pulled(monkeypatch: Patch, tmp_path: Path) -> str:
     return found("dev", "pull", "first", "a", str(tmp_path))
 
 
+def audited(monkeypatch: Patch, tmp_path: Path) -> str:
+    cost = Sum((Item("disk", 0.1), Item("address", None)))
+    one = audit.Finding("disk", "lost", "no stack", cost, lambda: None, "[a/b/c]", "zones/z")
+    seen = audit.Audit("my-project", (one,), ("young",), ("kept",), {"other": 1}, ("unread",))
+    monkeypatch.setattr(audit, "read", lambda *_, **__: seen)
+    return found("audit", "--project", "my-project", code=audit.FOUND)
+
+
+def diagnosed(monkeypatch: Patch, tmp_path: Path) -> str:
+    checks = (examine.Check("API", examine.Verdict.PROBLEM, "is not enabled; enable it"),)
+    seen = examine.Diagnosis("my-project", "--project", "", checks)
+    monkeypatch.setattr(examine, "examine", lambda *_, **__: seen)
+    return found("doctor", code=examine.FOUND)
+
+
+def pruned(monkeypatch: Patch, tmp_path: Path) -> str:
+    item = select.Item("run", "gs://b/experiments/a/0/", "done", 9, Sum(), lambda: None)
+    monkeypatch.setattr(select, "plan", lambda _: select.Plan((item,), ("stays",), ()))
+    return found("prune")
+
+
 CASES: dict[str, Callable[..., str]] = {
     "list": of_overview("list"),
     "status": of_overview("status", "first"),
@@ -230,6 +255,9 @@ CASES: dict[str, Callable[..., str]] = {
     "data ls": listed,
     "data push": pushed,
     "dev pull": pulled,
+    "audit": audited,
+    "doctor": diagnosed,
+    "prune": pruned,
     "fetch": fetched,
     "inspect": inspected,
     "stop": stopped,

@@ -1,5 +1,6 @@
 """The repository's own program under the real engine: what each change does, and what it leaves."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import yaml
 
 from outlast.base.folders import PACKAGE
 from outlast.cli import cloud as clouds
+from outlast.spec import labels
 from tests.engine.conftest import Project, until
 
 ROOT = PACKAGE.parent
@@ -40,6 +42,13 @@ def wait_for_vm(stack: Project) -> dict[str, Any]:
 def resize(stack: Project, group: str, zone: str, size: int) -> None:
     path = f"/compute/v1/projects/outlast-rehearsal/zones/{zone}/instanceGroupManagers/{group}"
     stack.cloud.call("POST", f"{path}/resize?size={size}")
+
+
+def audited(stack: Project) -> list[str]:
+    """What an audit finds of the project's resources."""
+    text = stack.outlast("audit", "--min-age", "0", "--json", fails=None)
+    found = json.loads(text[text.index("{") :])
+    return [f"{one['kind']} {one['name']}" for one in found["findings"] if one["stack"]]
 
 
 def test_the_life_of_a_stack(stack: Project):
@@ -82,6 +91,15 @@ def test_the_life_of_a_stack(stack: Project):
         lambda: [vm["group"] for vm in stack.cloud.vms()] == [second["group"]],
         "the old run's VM is gone",
     )
+
+    # An audit reads the state and names nothing of the stack, only what nothing declares.
+    assert audited(stack) == []
+    zone = second["groupZone"]
+    lost = {"name": "lost", "labels": labels.of_stack("outlast", "dev", "dev", {})}
+    disks = f"/compute/v1/projects/outlast-rehearsal/zones/{zone}/disks"
+    stack.cloud.call("POST", disks, lost)
+    assert audited(stack) == ["disk lost"]
+    stack.cloud.call("DELETE", f"{disks}/lost")
 
     # A run that took itself out of its group stays out, whatever a refresh finds.
     wait_for_vm(stack)

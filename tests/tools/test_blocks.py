@@ -94,7 +94,6 @@ CONTEXT: dict[tuple[str, int], tuple[str, str, str]] = {
         "writer.close()",
     ),
     ("operating.md", 1): ("pandas", FINISHED, ""),
-    ("operating.md", 2): ("pandas", FINISHED, ""),
 }
 """By page and number: the framework it needs, and what stands before and after the block."""
 OTHER_NAMES = {

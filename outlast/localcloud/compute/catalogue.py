@@ -94,6 +94,13 @@ def _machine_types() -> dict[str, MachineType]:
 
 
 MACHINE_TYPES = _machine_types()
+ACCELERATORS = {
+    "nvidia-tesla-p4": 4,
+    "nvidia-tesla-t4": 4,
+    "nvidia-tesla-p100": 4,
+    "nvidia-tesla-v100": 8,
+}
+"""GPUs that can be attached, and how many to one VM; every zone has them."""
 
 
 CUSTOM_TYPE = re.compile(r"(?:[a-z][a-z0-9]*-)?custom-(?P<cpus>\d+)-(?P<memory_mb>\d+)(?:-ext)?")

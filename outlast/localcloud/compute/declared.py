@@ -86,8 +86,9 @@ class Declared:
                 create = f"{kind.collection}.create"
                 table.append(("POST", kind.path, self._on(kind, self.insert), create))
                 table.append(("GET", one, self._on(kind, self._get), f"{kind.collection}.get"))
-            update = f"{kind.collection}.update"
-            table.append(("PATCH", one, self._on(kind, self._patch), update))
+            if kind.patched:
+                update = f"{kind.collection}.update"
+                table.append(("PATCH", one, self._on(kind, self._patch), update))
             if kind.labelled:
                 labels = f"{kind.collection}.setLabels"
                 table.append(("POST", one + "/setLabels", self._on(kind, self._label), labels))

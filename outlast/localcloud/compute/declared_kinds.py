@@ -64,6 +64,8 @@ class Kind:
     fixed: frozenset[str] = frozenset()
     """Fields that a patch cannot change."""
     labelled: bool = False
+    patched: bool = True
+    """Whether the API can change it."""
 
     @property
     def path(self) -> str:
@@ -206,6 +208,18 @@ def _settled_disk(project: Project, entry: Entry) -> Json:
     }
 
 
+def _settled_address(project: Project, entry: Entry) -> Json:
+    low = int(entry["id"]) % 250 + 1
+    return {
+        "address": f"203.0.113.{low}",
+        "addressType": "EXTERNAL",
+        "labels": {},
+        "networkTier": "PREMIUM",
+        "status": "RESERVED",
+        **entry["body"],
+    }
+
+
 def _need(entry: Entry, name: str) -> None:
     if not entry["body"].get(name):
         raise ApiError(400, f"Required field 'resource.{name}' not specified", "required")
@@ -234,4 +248,9 @@ DISK = Kind(
     fixed=frozenset({"sourceImage", "type"}),
     labelled=True,
 )
-KINDS = (NETWORK, SUBNETWORK, ROUTER, FIREWALL, IMAGE, DISK)
+ADDRESS = Kind(
+    *("addresses", "address", "region", _settled_address),
+    labelled=True,
+    patched=False,
+)
+KINDS = (NETWORK, SUBNETWORK, ROUTER, FIREWALL, IMAGE, DISK, ADDRESS)

@@ -4,6 +4,7 @@ from outlast.localcloud.base.clock import to_rfc3339
 from outlast.localcloud.compute.accounts import default_account
 from outlast.localcloud.compute.calls import Call, Row, aggregated, listed, unknown
 from outlast.localcloud.compute.catalogue import (
+    ACCELERATORS,
     ALL_ZONES,
     MACHINE_TYPES,
     ZONES,
@@ -37,6 +38,14 @@ class Given:
                 *("GET", "aggregated/machineTypes", self._aggregate_machine_types),
                 "machineTypes.list",
             ),
+            (
+                *("GET", "aggregated/acceleratorTypes", self._aggregate_accelerators),
+                "acceleratorTypes.list",
+            ),
+            (
+                *("GET", "zones/{zone}/acceleratorTypes/{name}", self._get_accelerator),
+                "acceleratorTypes.get",
+            ),
             ("GET", machine_types, self._list_machine_types, "machineTypes.list"),
             ("GET", machine_types + "/{name}", self._get_machine_type, "machineTypes.get"),
         ]
@@ -62,6 +71,19 @@ class Given:
     async def _aggregate_machine_types(self, call: Call) -> Json:
         scopes = {f"zones/{zone}": self._machine_types(zone) for zone in ALL_ZONES}
         return aggregated("machineType", "machineTypes", scopes, lambda shown: shown)
+
+    async def _aggregate_accelerators(self, call: Call) -> Json:
+        scopes = {
+            f"zones/{zone}": [self.accelerator(zone, name) for name in ACCELERATORS]
+            for zone in ALL_ZONES
+        }
+        return aggregated("acceleratorType", "acceleratorTypes", scopes, lambda shown: shown)
+
+    async def _get_accelerator(self, call: Call) -> Json:
+        if call["name"] not in ACCELERATORS:
+            path = f"zones/{call['zone']}/acceleratorTypes/{call['name']}"
+            raise unknown(f"projects/{self._project}/{path}")
+        return self.accelerator(call["zone"], call["name"])
 
     def _machine_types(self, zone: str) -> list[Json]:
         return [self.machine_type(zone, name) for name in MACHINE_TYPES]
@@ -119,6 +141,15 @@ class Given:
             "maximumPersistentDisks": 128,
             "maximumPersistentDisksSizeGb": "263168",
             "zone": zone,
+        }
+
+    def accelerator(self, zone: str, name: str) -> Json:
+        """A GPU that can be attached to a VM."""
+        path = f"zones/{zone}/acceleratorTypes/{name}"
+        return {
+            **self._links.head("acceleratorType", path, _number(name), 0),
+            "maximumCardsPerInstance": ACCELERATORS[name],
+            "zone": self._links.link(f"zones/{zone}"),
         }
 
     def image(self, image: Image) -> Json:

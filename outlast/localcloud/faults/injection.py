@@ -152,7 +152,8 @@ class Injection:
         headers = {}
         if self._rule.do.retry_after_sec is not None:
             headers["retry-after"] = f"{self._rule.do.retry_after_sec:g}"
-        error = ApiError(status, f"fault {self._rule.id} of the local cloud", headers=headers)
+        words = self._rule.do.message or f"fault {self._rule.id} of the local cloud"
+        error = ApiError(status, words, headers=headers)
         await error.response()(self._scope, self._receive, self._send)
 
     async def _send_after(self, message: Message) -> None:

@@ -10,8 +10,8 @@ A rule is JSON:
                "vm": "NAME",                 the sender, known by its token
                "nth": 1, "count": 1},        fires from the nth match on, count times (0: always)
      "when": "before" | "after" | "mid-body",
-     "do": {"status": 503, "retry_after_sec": 1, "reset": true, "delay_sec": 0.5, "stall": true,
-            "bytes_per_sec": 10000, "drop_answer": true,
+     "do": {"status": 503, "message": "…", "retry_after_sec": 1, "reset": true,
+            "delay_sec": 0.5, "stall": true, "bytes_per_sec": 10000, "drop_answer": true,
             "kill_vm": true | "NAME", "preempt_vm": …, "freeze_vm": …}}
 
 The actions of one rule are applied in this order: VMs, delay, then the first of stall, reset,
@@ -49,6 +49,8 @@ class Actions(Part):
     """The actions of a rule."""
 
     status: Annotated[int, Field(ge=400, le=599)] | None = None
+    message: str | None = None
+    """Google's words, with the status."""
     retry_after_sec: Sec | None = None
     delay_sec: Sec | None = None
     bytes_per_sec: Annotated[float, Field(gt=0)] | None = None
@@ -63,6 +65,8 @@ class Actions(Part):
     def _some(self) -> "Actions":
         if self.retry_after_sec is not None and not self.status:
             raise ValueError(f"retry_after_sec {self.retry_after_sec:g}: must be with a status")
+        if self.message is not None and not self.status:
+            raise ValueError(f"message {self.message!r}: must be with a status")
         if not any(getattr(self, name) for name in type(self).model_fields):
             raise ValueError("must name at least one action")
         return self

@@ -152,10 +152,11 @@ def call_what_is_fixed(client: Recorder) -> None:
         client.ok("GET", path)
     client.ok("GET", f"zones/{ZONE}/machineTypes/e2-small")
     client.ok("GET", f"zones/{ZONE}/machineTypes")
+    client.ok("GET", f"zones/{ZONE}/acceleratorTypes/nvidia-tesla-t4")
     client.ok("GET", "global/images/family/outlast")
     for path in ("global/routes", f"zones/{ZONE}/autoscalers", f"regions/{REGION}/autoscalers"):
         assert client.ok("GET", path)["items"] == []
-    for kind in ("instances", "machineTypes"):
+    for kind in ("instances", "machineTypes", "acceleratorTypes"):
         client.ok("GET", f"aggregated/{kind}")
 
 
@@ -238,6 +239,11 @@ def call_what_is_declared(client: Recorder) -> None:
     labels["labelFingerprint"] = client.ok("GET", f"{disks}/d1")["labelFingerprint"]
     client.ok("POST", f"{disks}/d1/setLabels", labels)
     client.ok("POST", f"{disks}/d1/resize", {"sizeGb": "30"})
+    addresses = f"regions/{REGION}/addresses"
+    client.life(addresses, {"name": "a1"})
+    labels["labelFingerprint"] = client.ok("GET", f"{addresses}/a1")["labelFingerprint"]
+    client.ok("POST", f"{addresses}/a1/setLabels", labels)
+    client.ok("DELETE", f"{addresses}/a1")
     for path in ("global/firewalls/f1", "global/images/i1", f"{disks}/d1", f"{subnetworks}/s1"):
         client.ok("DELETE", path)
     client.ok("DELETE", "global/networks/n1")

@@ -6,6 +6,7 @@ from typing import Any
 
 from outlast.cli.errors import RehearsalError
 from outlast.cli.rehearsal.google import names
+from outlast.cloud import refusals
 from outlast.cloud.compute import Compute, ComputeError
 from outlast.cloud.project import Project
 
@@ -70,7 +71,7 @@ def meaning(project: str, error: ComputeError) -> str:
             f"project {project}: has no active billing account ({said}); link one with gcloud"
             f" billing projects link {project} --billing-account ACCOUNT."
         )
-    if "has not been used in project" in low or "api is disabled" in low:
+    if refusals.is_disabled(said):
         return (
             f"project {project}: an API is disabled ({said}); enable it with gcloud services enable"
             " compute.googleapis.com iam.googleapis.com cloudresourcemanager.googleapis.com"

@@ -1,0 +1,39 @@
+"""Renders an audit for people."""
+
+from rich.table import Table
+
+from outlast.base.visible import one_line
+from outlast.cli.audit.audit import Audit
+from outlast.cli.render import Terminal, show_unread
+from outlast.costs import pricing
+
+
+def show_audit(found: Audit) -> None:
+    """The findings with what they cost, then what is not judged, kept, or not looked at."""
+    console = Terminal()
+
+    def line(text: str) -> None:
+        console.print(one_line(text), soft_wrap=True)
+
+    if found.findings:
+        table = Table(box=None, pad_edge=False)
+        for name in ("kind", "name", "why"):
+            table.add_column(name, overflow="fold")
+        table.add_column("a month", justify="right")
+        for one in found.findings:
+            why = f"{one.why} ({one.held})" if one.held else one.why
+            table.add_row(*map(one_line, (one.kind, one.name, why, one.month)))
+        console.print(table)
+        cost = found.cost
+        month = cost.said(pricing.HOURS_A_MONTH) if cost.items else "nothing"
+        many = "1 finding" if len(found.findings) == 1 else f"{len(found.findings)} findings"
+        line(f"{many} in {found.project}, {month} a month by prices of {pricing.dates()}")
+    else:
+        line(f"{found.project}: nothing is there that no stack owns")
+    for sentence in found.waiting:
+        line(f"not judged: {sentence}")
+    for sentence in found.kept:
+        line(sentence)
+    for project, count in sorted(found.others.items()):
+        line(f"{count} of Pulumi project {project} were not looked at; run the audit in its folder")
+    show_unread(found.unread)

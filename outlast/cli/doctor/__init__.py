@@ -1,0 +1,1 @@
+"""What may keep a stack from coming up, looked up before anything is created."""

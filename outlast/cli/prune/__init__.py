@@ -1,0 +1,1 @@
+"""Deletes old runs, bundles and environments by rule."""

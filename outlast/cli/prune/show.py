@@ -1,0 +1,43 @@
+"""Renders a prune for people."""
+
+from rich.table import Table
+
+from outlast.base.visible import one_line
+from outlast.cli.prune.select import Plan
+from outlast.cli.render import Terminal, show_unread
+from outlast.costs import pricing
+
+MIB, GIB = 2**20, 2**30
+
+
+def show_plan(found: Plan) -> None:
+    """What would be deleted, with bytes and what they cost a month, and what stays."""
+    console = Terminal()
+
+    def line(text: str) -> None:
+        console.print(one_line(text), soft_wrap=True)
+
+    if found.items:
+        table = Table(box=None, pad_edge=False)
+        for name in ("kind", "what", "why"):
+            table.add_column(name, overflow="fold")
+        for name in ("size", "a month"):
+            table.add_column(name, justify="right")
+        for one in found.items:
+            shown = (one.kind, one.url, one.why, size(one.size), one.month)
+            table.add_row(*map(one_line, shown))
+        console.print(table)
+        line(
+            f"{len(found.items)} to delete, {size(found.size)}, {found.month} a month by prices of"
+            f" {pricing.dates()}"
+        )
+    else:
+        line("nothing to prune by this rule")
+    for sentence in found.left:
+        line(f"stays: {sentence}")
+    show_unread(found.unread)
+
+
+def size(bytes_: int) -> str:
+    """`1.25 GiB`."""
+    return f"{bytes_ / GIB:,.2f} GiB" if bytes_ >= GIB / 10 else f"{bytes_ / MIB:,.2f} MiB"
