@@ -16,6 +16,7 @@ import fnmatch
 import hashlib
 import io
 import os
+import re
 import subprocess
 import tempfile
 import zipfile
@@ -63,6 +64,7 @@ KEY_FILES = (
 )
 """Names of files that never leave the machine, even if a repository contains them."""
 
+_KEY_FILE = re.compile("|".join(map(fnmatch.translate, KEY_FILES)))
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MODE = 0o100644 << 16
 _UNIX = 3
@@ -201,7 +203,7 @@ def source_names(folder: Path) -> list[str]:
 
 
 def _is_key_file(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name.lower(), pattern) for pattern in KEY_FILES)
+    return _KEY_FILE.match(name.lower()) is not None
 
 
 def refuse_keys(name: str, data: bytes) -> None:

@@ -62,7 +62,7 @@ def pull(way: Way, name: str, remote: str, local: Path) -> Pulled:
             tempfile.TemporaryDirectory(prefix=".outlast-pull-", dir=target.parent) as scratch,
             way.connect(vm) as channel,
         ):
-            files = _checked(channel.begin(pull=remote)["files"])
+            files = _checked(channel.begin(pull=remote).get("files"))
             whole = Path(scratch) / "whole"
             for file in files:
                 _fetch(channel, file, whole / file.name if file.name else whole)

@@ -57,15 +57,17 @@ class Source:
         """The names of all files and links, with their signs."""
         found: dict[str, Sign] = {}
         total = 0
+        top = str(self.folder)
         for name in bundle.source_names(self.folder):
             if self._exclude and matches(name, self._exclude):
                 continue
             try:
-                seen = os.lstat(self.folder / name)
+                path = os.path.join(top, name)
+                seen = os.lstat(path)
             except OSError:
                 continue  # It was deleted meanwhile.
             if stat.S_ISLNK(seen.st_mode):
-                found[name] = ("->", os.readlink(self.folder / name))
+                found[name] = ("->", os.readlink(path))
             elif stat.S_ISREG(seen.st_mode):
                 total += seen.st_size
                 executable = bool(seen.st_mode & 0o100)

@@ -69,9 +69,12 @@ class Sync:
                 where = f"VM {vm.name}"
                 with self.way.connect(vm) as channel:
                     found = channel.begin(destination=self.destination, session=self._session)
+                    files = found.get("files")
+                    if not isinstance(files, dict):
+                        raise Lost("does not answer as an agent does")
                     failures, self._connected = 0, True
-                    self.say_once(f"{where}: code goes to {found['path']}")
-                    _Follower(self, channel, found["files"]).follow()
+                    self.say_once(f"{where}: code goes to {found.get('path')}")
+                    _Follower(self, channel, files).follow()
             except Lost as error:
                 failures += 1
                 if failures >= TRIES and not self._connected:
