@@ -121,7 +121,8 @@ def of(book: History, now: datetime | None = None) -> Goodput | None:
 
 
 def _stretches(book: History, now: datetime | None) -> Iterator[Stretch]:
-    boots, failed = _boots(book)
+    boots, ended = _boots(book)
+    failed = sorted((boots[name], end) for name, end in ended.items() if name in boots)
     assert book.first_boot is not None
     at = book.first_boot
     for number, attempt in enumerate(book.attempts):
@@ -136,18 +137,20 @@ def _stretches(book: History, now: datetime | None) -> Iterator[Stretch]:
             at = max(start, min(at, book.attempts[number + 1].start))
         yield from _attempt(attempt, start, at)
     if now is not None and book.head.state is State.OPEN and book.attempts[-1].end is not None:
-        yield from _without_vm(at, max(at, now), failed, 0)
+        booting = max((boot for name, boot in boots.items() if name not in ended), default=at)
+        booting = min(max(booting, at), now) if booting > at else max(at, now)
+        yield from _without_vm(at, booting, failed, 0)
+        yield Stretch(Use.STARTUP, booting, max(booting, now), 0)
 
 
-def _boots(book: History) -> tuple[dict[str, datetime], list[tuple[datetime, datetime]]]:
-    """When each boot began, by its name, and the span of those that ended before an attempt."""
+def _boots(book: History) -> tuple[dict[str, datetime], dict[str, datetime]]:
+    """When each boot began, by its name, and when those ended that came to no attempt."""
     begins: dict[str, datetime] = {}
     ends: dict[str, datetime] = {}
     for path, written in book.booted.items():
         name = path.rpartition("/")[2].removesuffix(".json")
         (ends if name.endswith(".end") else begins)[name.removesuffix(".end")] = written
-    spans = [(begins[name], end) for name, end in ends.items() if name in begins]
-    return begins, sorted(spans)
+    return begins, ends
 
 
 def _without_vm(

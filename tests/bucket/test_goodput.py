@@ -100,6 +100,12 @@ def test_an_open_run_is_counted_up_to_its_last_sign_of_life_or_up_to_now(
     waiting = goodput.of(read(store), at(90))
     assert waiting is not None and waiting.wall_sec == 90
     assert seconds(waiting) == pytest.approx({Use.STARTUP: 10, Use.PRODUCTIVE: 40, Use.WAITING: 40})
+    put_boot(store, 2, 60, end=65)
+    put_boot(store, 3, 70)
+    booting = goodput.of(read(store), at(90))
+    assert booting is not None and seconds(booting) == pytest.approx(
+        {Use.STARTUP: 30, Use.PRODUCTIVE: 40, Use.WAITING: 15, Use.FAILED_BOOT: 5}
+    )
 
 
 def test_a_fenced_attempt_that_ends_after_its_successor_began_is_counted_once(

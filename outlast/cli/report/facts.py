@@ -195,10 +195,14 @@ def _costs(place: Place, problems: list[str]) -> Costs | None:
 
 
 def _values(row: Mapping[str, Any], lines: Curves) -> dict[str, Any]:
-    """The row's numbers; those that were logged least often first, which are its evaluation."""
-    names = [name for name in row if name in lines.by_name]
-    names.sort(key=lambda name: (name in COUNTERS, lines.by_name[name].count))
-    return {name: row[name] for name in names}
+    """The row's numbers: of its evaluation first, which is logged least often, and in it no loss
+    and nothing of the training's data."""
+
+    def telling(name: str) -> tuple[bool, bool, bool, int]:
+        low = name.lower()
+        return low in COUNTERS, low.startswith("train"), "loss" in low, lines.by_name[name].count
+
+    return {name: row[name] for name in sorted(filter(lines.by_name.get, row), key=telling)}
 
 
 # ---------------------------------------------------------------------------------------------

@@ -199,9 +199,9 @@ def compared(
     the others would then be compared at their last step; nor are those without a value.
     """
     taking_part = {
-        one.record.run: curve
+        run: curves[run]
         for one in trials
-        if one.state not in _ENDED_EARLY and (curve := curves.get(one.record.run))
+        if one.state not in _ENDED_EARLY and curves.get(run := one.record.run)
     }
     step = at
     if step is None and taking_part:
