@@ -32,7 +32,7 @@ from typing import Any
 MARK = "OUTLAST_DEV"
 """As `outlast.supervisor.development` has it."""
 MAGIC = b"outlast-dev 1\n"
-LOCK_SEC = 10.0
+LOCK_SEC = 3.0
 STOP_SEC = 8.0
 """Seconds from SIGTERM to SIGKILL for a development run."""
 LOOK_SEC = 0.2
@@ -190,7 +190,8 @@ class Destination:
                 if time.monotonic() > until:
                     raise Refused(
                         f"destination {self.path}: another outlast dev sync uses it; stop that"
-                        " one, or name another --destination"
+                        " one (without its connection it ends within a minute), or name another"
+                        " --destination"
                     ) from None
                 time.sleep(LOOK_SEC)
         os.ftruncate(self._held, 0)
