@@ -324,6 +324,69 @@ class Leaderboard(TypedDict):
     dollars_known: bool
 
 
+class PreviewedTrial(TypedDict):
+    """A trial before it starts."""
+
+    id: str
+    number: int | None
+    parameters: dict[str, Any]
+    state: str
+    """`new`, or how its run stands"""
+    waits: str | None
+    """why it does not start now"""
+
+
+class SweepCost(TypedDict):
+    """The worst cost of a sweep."""
+
+    prices_of: str
+    hour: float | None
+    """of one trial, null if a price is unknown"""
+    trial_hours: float
+    trial: float | None
+    all: float | None
+    spent: float
+    unknown: list[str]
+
+
+class SweepPreview(TypedDict):
+    """What a sweep would start."""
+
+    sweep: str
+    base: str
+    trials: list[PreviewedTrial]
+    equal_samples: int
+    parallel: int
+    starts: int
+    cost: SweepCost
+    budget: dict[str, float] | None
+    hours: float | None
+    limits: list[str]
+    """limits of the project that it meets"""
+    warnings: list[str]
+
+
+class SweepOutcome(TypedDict):
+    """The trials of a sweep that were brought up or destroyed."""
+
+    sweep: str
+    done: list[str]
+    failed: dict[str, str]
+    """by experiment, why"""
+    waiting: dict[str, str]
+    """by experiment, why"""
+
+
+class Asked(TypedDict):
+    """A trial that an optimiser has added."""
+
+    id: str
+    experiment: str
+    parameters: dict[str, Any]
+    new: bool
+    """false: there was one with these parameters"""
+
+
 class SweepFacts(Leaderboard):
     """What a report about a sweep shows."""
 

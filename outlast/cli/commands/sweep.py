@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outlast.cli import documents
 from outlast.cli.commands.fetch import into_folder
+from outlast.cli.commands.output import Form, json_option, say_json
 from outlast.cli.terminal import say
 
 if TYPE_CHECKING:
     from outlast.cli.sweep.bring_up import Prepared
 
 HELP = {"help_option_names": ["-h", "--help"]}
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 jobs_option = click.option(
     "--jobs",
     type=click.IntRange(1, 64),
@@ -71,7 +72,7 @@ def _asked(file: str | None, grid: tuple[str, ...], **named: Any) -> "Prepared":
 
 @sweep.command(context_settings=HELP)
 @asked_options
-@as_json_option
+@json_option(documents.SweepPreview)
 def preview(as_json: bool, **asked: Any) -> None:
     """Show the trials of a sweep, and what they cost, before any money is spent.
 
@@ -89,7 +90,7 @@ def preview(as_json: bool, **asked: Any) -> None:
     wanted, _ = prepared.with_asked(state)
     found = plan.preview(prepared.sweep, wanted, state, prepared.any_settings, why)
     if as_json:
-        say(json.dumps(found.as_json(), indent=2))
+        say_json(found.as_json())
     else:
         tables.show_preview(found)
 
@@ -98,7 +99,7 @@ def preview(as_json: bool, **asked: Any) -> None:
 @asked_options
 @jobs_option
 @click.option("--wait", is_flag=True, help="Stay, and start waiting trials as others end.")
-@as_json_option
+@json_option(documents.SweepOutcome)
 def up(jobs: int | None, wait: bool, as_json: bool, **asked: Any) -> None:
     """Start the trials of a sweep that are missing.
 
@@ -130,7 +131,7 @@ def up(jobs: int | None, wait: bool, as_json: bool, **asked: Any) -> None:
         say(f"outlast: the same command continues sweep {name}", err=True)
         raise
     if as_json:
-        say(json.dumps({"sweep": name, **outcome.as_json()}, indent=2))
+        say_json({"sweep": name, **outcome.as_json()})
     else:
         tables.show_outcome(outcome, name)
     sys.exit(1 if outcome.failed else 0)
@@ -138,7 +139,7 @@ def up(jobs: int | None, wait: bool, as_json: bool, **asked: Any) -> None:
 
 @sweep.command(context_settings=HELP)
 @click.argument("where", metavar="FILE|NAME")
-@as_json_option
+@json_option(documents.TrialLine, form=Form.LIST)
 def status(where: str, as_json: bool) -> None:
     """Show how the trials stand, from the bucket; it works after a destroy too.
 
@@ -154,7 +155,7 @@ def status(where: str, as_json: bool) -> None:
     state = finding.state_of(objects)
     if as_json:
         lines = leaderboard.of(objects, state, without_values=True).lines
-        say(json.dumps([line.as_json() for line in lines], indent=2))
+        say_json([line.as_json() for line in lines])
     else:
         tables.show_status(state)
 
@@ -165,7 +166,7 @@ def status(where: str, as_json: bool) -> None:
 @click.option("--goal", type=click.Choice(["max", "min"]), help="Instead of the sweep's.")
 @click.option("--step", type=click.IntRange(0), help="Compare at this step.")
 @click.option("--every", is_flag=True, help="Trials of earlier code and parameters too.")
-@as_json_option
+@json_option(documents.Leaderboard)
 def show_leaderboard(
     where: str, metric: str | None, goal: str | None, step: int | None, every: bool, as_json: bool
 ) -> None:
@@ -189,7 +190,7 @@ def show_leaderboard(
             objects, state, metric=metric or "", goal=goal or "", at=step, every=every
         )
     if as_json:
-        say(json.dumps(found.as_json(), indent=2))
+        say_json(found.as_json())
     else:
         tables.show_leaderboard(found)
 
@@ -198,7 +199,7 @@ def show_leaderboard(
 @click.argument("where", metavar="FILE|NAME")
 @click.option("--best", is_flag=True, help="Only the result of the best trial.")
 @into_folder
-@as_json_option
+@json_option(documents.Fetched, form=Form.LIST)
 def fetch(where: str, best: bool, into: Path, as_json: bool) -> None:
     """Fetch the results of the trials that are done into results/TRIAL/RUN.
 
@@ -228,13 +229,13 @@ def fetch(where: str, best: bool, into: Path, as_json: bool) -> None:
         if not as_json:
             say(str(one.path))
     if as_json:
-        say(json.dumps(found, indent=2))
+        say_json(found)
 
 
 @sweep.command(context_settings=HELP)
 @click.argument("where", metavar="FILE|NAME")
 @jobs_option
-@as_json_option
+@json_option(documents.SweepOutcome)
 def destroy(where: str, jobs: int | None, as_json: bool) -> None:
     """Destroy everything that the sweep has declared, and remove its stacks.
 
@@ -255,7 +256,7 @@ def destroy(where: str, jobs: int | None, as_json: bool) -> None:
         say=lambda text: say(text, err=as_json),
     )
     if as_json:
-        say(json.dumps({"sweep": objects.name, **outcome.as_json()}, indent=2))
+        say_json({"sweep": objects.name, **outcome.as_json()})
     else:
         tables.show_outcome(outcome, objects.name)
     sys.exit(1 if outcome.failed else 0)
@@ -264,7 +265,7 @@ def destroy(where: str, jobs: int | None, as_json: bool) -> None:
 @sweep.command(context_settings=HELP)
 @click.argument("where", metavar="FILE|NAME")
 @click.option("--params", required=True, metavar="JSON", help="The trial's parameters.")
-@as_json_option
+@json_option(documents.Asked)
 def ask(where: str, params: str, as_json: bool) -> None:
     """Add a trial with parameters that another optimiser has chosen, and print its id.
 
@@ -282,14 +283,17 @@ def ask(where: str, params: str, as_json: bool) -> None:
         raise UsageError(f"--params {params[:80]}: is not JSON ({error}).") from None
     prepared = finding.prepared(where)
     asked = asking.ask(prepared, finding.objects_of(prepared), parameters)
-    say(json.dumps(asked.as_json()) if as_json else asked.run)
+    if as_json:
+        say_json(asked.as_json(), line=True)
+    else:
+        say(asked.run)
 
 
 @sweep.command(context_settings=HELP)
 @click.argument("where", metavar="FILE|NAME")
 @click.argument("trials", nargs=-1, metavar="[ID]...")
 @click.option("--wait", is_flag=True, help="Wait until they have ended.")
-@as_json_option
+@json_option(documents.TrialLine, form=Form.LIST)
 def tell(where: str, trials: tuple[str, ...], wait: bool, as_json: bool) -> None:
     """Tell the results of trials, by default of all: state, last value, best value.
 
@@ -301,7 +305,7 @@ def tell(where: str, trials: tuple[str, ...], wait: bool, as_json: bool) -> None
 
     lines = asking.tell(finding.found(where), trials, pauses=Pauses() if wait else None)
     if as_json:
-        say(json.dumps([line.as_json() for line in lines], indent=2))
+        say_json([line.as_json() for line in lines])
         return
     for line in lines:
         value = "no value" if line.value is None else f"{line.value:.6g} at step {line.step}"

@@ -112,7 +112,7 @@ def test_status_leaderboard_and_fetch(world: World) -> None:
     assert "best: lr--" in text and "with acc 0.7 at step 10 (max)" in text
     assert printed("leaderboard", "lr")["best"] == world.run_of(learning_rate=0.2)
     assert "2 done" in call("status", "lr").output
-    assert call("destroy", "lr").exit_code == 0 and not world.stacks.known
+    assert "lr--shared" in printed("destroy", "lr")["done"] and not world.stacks.known
     assert printed("leaderboard", "lr")["step"] == 10
     with pytest.raises(OperateError, match="lr--.*has no result"):
         call("fetch", "lr", "--best")  # it has no files here
