@@ -14,9 +14,10 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from outlast.cli import engine, projects, version
+from outlast.base.suggest import did_you_mean
+from outlast.cli import engine, experiments, projects, version
 from outlast.cli import stack as stacks
-from outlast.cli.errors import EngineError
+from outlast.cli.errors import EngineError, UsageError
 from outlast.cloud import credentials, deployer, fit, images, refusals
 from outlast.cloud.compute import Compute, ComputeError
 from outlast.cloud.project import Project
@@ -83,7 +84,7 @@ class Diagnosis:
 def examine(stack: str = "", *, project: str = "", zone: str = "") -> Diagnosis:
     """Examines a stack, or the project that `projects.choose` finds.
 
-    Raises UsageError if there is no project, and EngineError if there is no such stack.
+    Raises UsageError if there is no project, or no such stack, and EngineError.
     """
     if stack:
         values, secret = _config(stack)
@@ -112,7 +113,16 @@ def examine(stack: str = "", *, project: str = "", zone: str = "") -> Diagnosis:
 
 def _config(stack: str) -> tuple[dict[str, Any], set[str]]:
     """The stack's settings by full key, without secret values, and which are secret."""
-    text = engine.run_engine(["config", "--json", "-s", stack], env=os.environ)
+    try:
+        text = engine.run_engine(["config", "--json", "-s", stack], env=os.environ)
+    except EngineError as error:
+        if engine.NO_STACK not in str(error):
+            raise
+        known = [one.stack for one in experiments.settings()]
+        raise UsageError(
+            f"stack {stack!r}: this backend has no such stack;"
+            f" {did_you_mean(stack, known, 'pulumi stack ls lists them')}"
+        ) from None
     entries = json.loads(text)
     secret = {key for key, entry in entries.items() if entry.get("secret")}
     return {key: entry.get("value") for key, entry in entries.items() if key not in secret}, secret

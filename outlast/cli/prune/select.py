@@ -15,6 +15,7 @@ from typing import Any
 
 from outlast.base.codec import canonical_json, format_time
 from outlast.base.exits import State
+from outlast.base.suggest import did_you_mean
 from outlast.bucket import inventory, pruning
 from outlast.bucket.inventory import BUNDLES, ENVIRONMENTS, Kept, KeptRun
 from outlast.bucket.layout import AttemptStart
@@ -144,7 +145,11 @@ def plan(rule: Rule) -> Plan:
     if rule.only and not unread:
         there = {kept.experiment for bucket in found for kept in bucket.kept}
         if missing := sorted(rule.only - there):
-            raise UsageError(f"experiment {missing[0]!r}: no bucket of this project has it.")
+            listed = f"outlast list shows those of {', '.join(buckets)}"
+            raise UsageError(
+                f"experiment {missing[0]!r}: no bucket of this project has it;"
+                f" {did_you_mean(missing[0], there, listed)}"
+            )
     return Plan(tuple(items), tuple(dict.fromkeys(chooser.left)), tuple(unread))
 
 
@@ -317,7 +322,8 @@ class _Chooser:
         return len(parts) > 1 and labels.sanitise(parts[-2]) == self.own
 
     def _is_old(self, bucket: _Bucket, moment: datetime) -> bool:
-        return bucket.now - moment >= self.rule.older
+        # Server time has whole seconds only.
+        return not self.rule.older or bucket.now - moment >= self.rule.older
 
     def _item(self, kind: str, bucket: _Bucket, url: str, why: str, size: int, delete: Any) -> Item:
         return Item(kind, url, why, size, existing.stored(size, bucket.location), delete)

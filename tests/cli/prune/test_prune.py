@@ -296,9 +296,9 @@ def test_the_command_shows_first_and_deletes_with_yes(world: World) -> None:
     with pytest.raises(NotFound):
         world.store.stat(done.head)
     assert "nothing to prune by this rule" in run()[1]
-    assert "no bucket of this project has it" in str(
-        CliRunner().invoke(cli, ["prune", "none"]).exception
-    )
+    world.run("census", "0done", State.DONE)
+    wrong = CliRunner().invoke(cli, ["prune", "cencus"]).exception
+    assert "no bucket of this project has it; did you mean census?" in str(wrong)
 
 
 PRUNE = """
