@@ -26,6 +26,7 @@ from outlast.base.folders import PACKAGE, PROJECT_FILE
 from outlast.cli import parts
 from outlast.cli.endpoint import check_local_cloud
 from outlast.cli.errors import EngineError, NoEngine, NoPlugin
+from outlast.spec import sweeps
 
 if TYPE_CHECKING:
     from pulumi import automation
@@ -147,6 +148,15 @@ def project() -> Path:
         return folders.project()
     except FileNotFoundError as error:
         raise EngineError(f"{error}.") from None
+
+
+def settings_folder(stack: str) -> Path:
+    """The folder of a stack's settings file: the project, or for a sweep's stack its work folder in
+    `.outlast`, which may not exist. Raises EngineError as `project` does.
+    """
+    name = stack.rpartition("/")[2]
+    sweep, dashes, _ = name.partition(sweeps.TRIAL)
+    return project() / ".outlast" / "sweeps" / sweep / name if dashes else project()
 
 
 def project_name() -> str:

@@ -84,7 +84,8 @@ def take_identity(stack: str) -> None:
     an environment of Pulumi ESC that it imports. Raises EngineError.
     """
     root = engine.project()
-    file = root / f"Pulumi.{stack.rpartition('/')[2]}.yaml"
+    folder = engine.settings_folder(stack)
+    file = folder / f"Pulumi.{stack.rpartition('/')[2]}.yaml"
     definition = (root / engine.PROJECT_FILE).read_text()
     try:
         text = file.read_text()
@@ -96,7 +97,8 @@ def take_identity(stack: str) -> None:
         credentials.use_settings({})
         return
     command = ["config", "--json", "--show-secrets", "-s", stack]
-    config = json.loads(engine.run_engine(command, env=os.environ))
+    cwd = folder if folder.is_dir() else root
+    config = json.loads(engine.run_engine(command, env=os.environ, cwd=cwd))
     credentials.use_settings({key: entry.get("value") for key, entry in config.items()})
 
 

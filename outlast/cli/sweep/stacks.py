@@ -44,7 +44,6 @@ class EngineStacks:
 
     def __init__(self, sweep: str) -> None:
         self._sweep = sweep
-        self._folder = engine.project() / ".outlast" / "sweeps" / sweep
 
     def names(self) -> set[str]:
         listed = json.loads(engine.run_engine(["stack", "ls", "--json"], env=os.environ))
@@ -54,13 +53,13 @@ class EngineStacks:
     def up(
         self, stack: str, config: Mapping[str, Any], document: Mapping[str, Any], *, exists: bool
     ) -> None:
-        made = engine.Stack(stack, config, folder=self._folder / stack, document=document)
+        made = engine.Stack(stack, config, folder=engine.settings_folder(stack), document=document)
         if exists:
             self._recover(stack)
         made.bring_up(exists=exists)
 
     def destroy(self, stack: str) -> None:
-        folder = self._folder / stack
+        folder = engine.settings_folder(stack)
         document = _settings(folder / f"Pulumi.{stack}.yaml")
         config = document.pop("config", None) or {}
         made = engine.Stack(stack, config, folder=folder, document=document)
@@ -76,7 +75,7 @@ class EngineStacks:
         until = time.monotonic() + BUSY_SEC
         while True:
             try:
-                recovery.recover(stack, cwd=self._folder / stack)
+                recovery.recover(stack, cwd=engine.settings_folder(stack))
                 return
             except recovery.StackBusy:
                 if time.monotonic() > until:

@@ -14,7 +14,7 @@ from outlast.costs import pricing
 
 SHOWN = 24
 """Trials of a preview that are shown; `--json` has all."""
-WAITS = {PARALLEL: "for another to end", BUDGET: "its worst case does not fit the budget"}
+WAITS = {PARALLEL: "for another to end", BUDGET: "for the budget to allow the worst case"}
 
 
 def show_preview(found: Preview) -> None:
@@ -82,7 +82,8 @@ def show_outcome(found: Outcome, name: str) -> None:
     for kind, words in WAITS.items():
         count = sum(why == kind for why in found.waiting.values())
         if count:
-            _say(console, f"{count} trials wait {words}; the next outlast sweep up starts them")
+            trials = "1 trial waits" if count == 1 else f"{count} trials wait"
+            _say(console, f"{trials} {words}; outlast sweep up starts what can start")
     _say(console, f"next: outlast sweep leaderboard {name}")
 
 

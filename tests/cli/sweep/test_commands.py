@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from outlast.base.exits import State
+from outlast.cli import stack
 from outlast.cli.app import cli
 from outlast.cli.errors import OperateError, UsageError
 from outlast.cli.sweep import finding, plan, stacks
@@ -155,6 +157,28 @@ def test_an_asked_trial_of_changed_code_is_not_started(world: World) -> None:
     done = call("up", str(path))
     assert done.exit_code == 1 and "ask again" in done.output
     assert asked["experiment"] not in world.stacks.known
+
+
+def test_a_trials_commands_act_as_the_identity_of_its_settings(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = world.folder / ".outlast" / "sweeps" / "lr" / "lr--0123456789"
+    folder.mkdir(parents=True)
+    values = {"gcp:impersonateServiceAccount": "deployer@p.iam.gserviceaccount.com"}
+    (folder / "Pulumi.lr--0123456789.yaml").write_text(yaml.safe_dump({"config": values}))
+    asked: list[Any] = []
+
+    def run_engine(command: list[str], *, env: Any, cwd: Any = None) -> str:
+        asked.append((command[-1], cwd))
+        return json.dumps({key: {"value": value} for key, value in values.items()})
+
+    used: list[Any] = []
+    monkeypatch.setattr(stack.engine, "run_engine", run_engine)
+    monkeypatch.setattr(stack.credentials, "use_settings", used.append)
+    stack.take_identity("lr--0123456789")
+    assert asked == [("lr--0123456789", folder)] and used == [values]
+    stack.take_identity("lr--gone")
+    assert used[1:] == [{}]
 
 
 class Study:
