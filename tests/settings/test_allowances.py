@@ -142,3 +142,42 @@ def test_one_machine_type_that_fits_is_enough(said):
     ranked = {**values, "machineTypes": '["n2-standard-2"]'}
     assert len(said({}, regional={"N2_CPUS": 8}, **values)) == 1
     assert said({}, regional={"N2_CPUS": 8}, **ranked) == []
+
+
+def test_the_quotas_that_a_sweep_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    regional = {
+        "N2_CPUS": 24,
+        "IN_USE_ADDRESSES": 8,
+        "SSD_TOTAL_GB": 500,
+        "INSTANCES": 100,
+        "INSTANCE_GROUP_MANAGERS": 50,
+    }
+    overall = {"INSTANCE_TEMPLATES": 10}
+    refused = False
+
+    def call(self: Compute, method: str, path: str, body: Any = None, **_: Any) -> Any:
+        if refused:
+            raise CannotAsk(403, "no")
+        limits = overall if path == "" else regional
+        return {"quotas": [{"metric": m, "limit": n} for m, n in limits.items()]}
+
+    monkeypatch.setattr(Compute, "call", call)
+    settings = check({"outlast:machineType": "n2-standard-4", "outlast:bootDiskGb": "50"})
+
+    def short(at_once: int, groups: int) -> set[str]:
+        found = allowances.shortages(settings, at_once=at_once, groups=groups)
+        assert found is not None
+        return {f"{metric}{where} {limit:g} < {need:g}" for metric, where, limit, need in found}
+
+    assert short(6, 10) == set()
+    assert short(9, 10) == {
+        "N2_CPUS in europe-west4 24 < 36",
+        "IN_USE_ADDRESSES in europe-west4 8 < 9",
+    }
+    assert short(12, 60) >= {
+        "SSD_TOTAL_GB in europe-west4 500 < 600",
+        "INSTANCE_GROUP_MANAGERS in europe-west4 50 < 60",
+        "INSTANCE_TEMPLATES 10 < 60",
+    }
+    refused = True
+    assert allowances.shortages(settings, at_once=1, groups=1) is None
