@@ -126,9 +126,7 @@ def restore(store_url: str, times: int) -> dict[str, object]:
         into = Path(tempfile.mkdtemp()) / "restored"
         objects = len(list(store.list(reading.head.chain[-1].path)))
         claim = Claim(reading.head.owner, 0, 0, datetime.now(UTC) + timedelta(days=1))
-        head_file.take_term(
-            claim, still_member=lambda: True, forbidden_seconds=0, say=lambda _: None
-        )
+        head_file.take_term(claim, still_member=lambda: True, forbidden_seconds=0)
         committer = Committer(head_file)
         with watch:
             committer.restore(into)

@@ -63,9 +63,7 @@ def main():
         into = Path(tempfile.mkdtemp()) / "restored"
         head_file, reading = HeadFile(store, layout), read_head(store, layout)
         claim = Claim(reading.head.owner, 0, 0, datetime.now(UTC) + timedelta(days=1))
-        head_file.take_term(
-            claim, still_member=lambda: True, forbidden_seconds=0, say=lambda _: None
-        )
+        head_file.take_term(claim, still_member=lambda: True, forbidden_seconds=0)
         committer = Committer(head_file)
         with fetch:
             committer.restore(into)

@@ -11,7 +11,8 @@ PROJECT_FILE = "Pulumi.yaml"
 DATA = (
     *("cli/hosts/run_program.py", "cli/hosts/step_aside.sh", "cli/hosts/pulumi-language-python"),
     *("cli/template/Pulumi.yaml", "cli/template/train/mine.py", "components/PulumiPlugin.yaml"),
-    *("costs/prices.yaml", "localcloud/scenarios/storm.yaml", "localcloud/vm/shims/halt"),
+    *("cli/report/templates/page.html", "costs/prices.yaml"),
+    *("localcloud/scenarios/storm.yaml", "localcloud/vm/shims/halt"),
     *("localcloud/vm/shims/driver/nvidia-smi", "policy/rules.py", "requirements/pip-*.whl"),
     *("requirements/pip.txt", "requirements/runtime.in", "requirements/vm.txt", "startup/boot.sh"),
 )

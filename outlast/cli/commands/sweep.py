@@ -123,7 +123,6 @@ def up(jobs: int | None, wait: bool, as_json: bool, **asked: Any) -> None:
         finding.objects_of(prepared),
         EngineStacks(name),
         jobs=jobs or bring_up.jobs_by_default(),
-        say=lambda text: say(text, err=as_json),
     )
     try:
         outcome = work.run(pauses=Pauses() if wait else None)
@@ -253,7 +252,6 @@ def destroy(where: str, jobs: int | None, as_json: bool) -> None:
         objects,
         EngineStacks(objects.name),
         jobs=jobs or bring_up.jobs_by_default(),
-        say=lambda text: say(text, err=as_json),
     )
     if as_json:
         say_json({"sweep": objects.name, **outcome.as_json()})

@@ -178,24 +178,26 @@ class Destination:
         end has not been noticed yet, is ended."""
         self._held = os.open(self.state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         until = time.monotonic() + LOCK_SEC
-        while True:
-            try:
-                fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                pid, _, other = os.pread(self._held, 200, 0).decode().partition(" ")
-                if other == session and pid.isdigit():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(int(pid), signal.SIGTERM)
-                if time.monotonic() > until:
-                    raise Refused(
-                        f"destination {self.path}: another outlast dev sync uses it; stop that"
-                        " one (without its connection it ends within a minute), or name another"
-                        " --destination"
-                    ) from None
-                time.sleep(LOOK_SEC)
+        while not self._has_lock():
+            pid, _, other = os.pread(self._held, 200, 0).decode().partition(" ")
+            if other == session and pid.isdigit():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGTERM)
+            if time.monotonic() > until:
+                raise Refused(
+                    f"destination {self.path}: another outlast dev sync uses it; stop that one"
+                    " (without its connection it ends within a minute), or name another"
+                    " --destination"
+                )
+            time.sleep(LOOK_SEC)
         os.ftruncate(self._held, 0)
         os.pwrite(self._held, f"{os.getpid()} {session}".encode(), 0)
+
+    def _has_lock(self) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
 
     def plan(self, paths: Iterable[str]) -> None:
         """Writes down what is about to be written, so that it can be deleted after a crash."""

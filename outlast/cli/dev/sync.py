@@ -64,17 +64,16 @@ class Sync:
                 vm = self.way.vm()
                 if vm is None:
                     self.say_once("the group has no VM now; waiting for one")
-                    time.sleep(AGAIN_SEC)
-                    continue
-                where = f"VM {vm.name}"
-                with self.way.connect(vm) as channel:
-                    found = channel.begin(destination=self.destination, session=self._session)
-                    files = found.get("files")
-                    if not isinstance(files, dict):
-                        raise Lost("does not answer as an agent does")
-                    failures, self._connected = 0, True
-                    self.say_once(f"{where}: code goes to {found.get('path')}")
-                    _Follower(self, channel, files).follow()
+                else:
+                    where = f"VM {vm.name}"
+                    with self.way.connect(vm) as channel:
+                        found = channel.begin(destination=self.destination, session=self._session)
+                        files = found.get("files")
+                        if not isinstance(files, dict):
+                            raise Lost("does not answer as an agent does")
+                        failures, self._connected = 0, True
+                        self.say_once(f"{where}: code goes to {found.get('path')}")
+                        _Follower(self, channel, files).follow()
             except Lost as error:
                 failures += 1
                 if failures >= TRIES and not self._connected:
@@ -82,7 +81,7 @@ class Sync:
                     raise OperateError(f"{where}: {error}; {way}") from None
                 check_local_cloud()
                 self.say_once(f"{where}: {error}; looking for a VM again")
-                time.sleep(AGAIN_SEC)
+            time.sleep(AGAIN_SEC)
 
     def show(self, data: bytes) -> None:
         """Shows what the development run printed."""

@@ -7,6 +7,7 @@ left alone. One trial that fails does not keep the others from starting.
 
 import contextlib
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,8 @@ from outlast.cli.sweep.stacks import Stacks
 from outlast.cli.sweep.states import SweepState
 from outlast.cli.sweep.trials import Base, Trial
 from outlast.spec import sweeps
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -107,9 +110,6 @@ class Outcome:
         return {"done": self.done, "failed": self.failed, "waiting": self.waiting}
 
 
-Say = Callable[[str], Any]
-
-
 class BringUp:
     """One `outlast sweep up`."""
 
@@ -120,14 +120,12 @@ class BringUp:
         stacks: Stacks,
         *,
         jobs: int,
-        say: Say = lambda text: None,
     ) -> None:
         """`jobs`: how many engines work side by side."""
         self._prepared = prepared
         self._objects = objects
         self._stacks = stacks
         self._jobs = jobs
-        self._say = say
 
     def run(self, *, pauses: Pauses | None = None) -> Outcome:
         """Starts the trials that are missing, as far as `parallel` and the budget allow; with
@@ -184,7 +182,7 @@ class BringUp:
         config = trials.shared_config_of(prepared.base, prepared.sweep.name)
         digest = hashlib.sha256(canonical_json(config)).hexdigest()
         if digest != before or stack not in existing:
-            self._say(f"{stack}: what the trials share")
+            _log.info(f"{stack}: what the trials share")
             self._stacks.up(stack, config, prepared.base.document, exists=stack in existing)
             existing.add(stack)
         return digest
@@ -221,10 +219,10 @@ class BringUp:
                 self._up(trial, known.resume if known else 0, exists=trial.stack in existing)
             except (OperateError, StoreError) as error:
                 outcome.failed[trial.stack] = str(error).removeprefix(f"stack {trial.stack}: ")
-                self._say(f"{trial.stack}: failed: {outcome.failed[trial.stack]}")
+                _log.info(f"{trial.stack}: failed: {outcome.failed[trial.stack]}")
                 return
             outcome.done.append(trial.stack)
-            self._say(f"{trial.stack}: up, {shown(trial.parameters)}")
+            _log.info(f"{trial.stack}: up, {shown(trial.parameters)}")
 
         each([partial(up, trial) for trial in start], self._jobs, stop)
         existing.update(trial.stack for trial in start)
@@ -269,9 +267,7 @@ def jobs_by_default() -> int:
     return os.cpu_count() or 1
 
 
-def destroy(
-    objects: SweepObjects, stacks: Stacks, *, jobs: int, say: Say = lambda text: None
-) -> Outcome:
+def destroy(objects: SweepObjects, stacks: Stacks, *, jobs: int) -> Outcome:
     """Destroys every stack of the sweep, the trials before what they share. The bucket stays, with
     all runs and the leaderboard. Raises Busy, and OperateError if the backend does not answer.
     """
@@ -292,10 +288,10 @@ def destroy(
                 _forget(objects, sweeps.run_of(objects.name, stack))
             except (OperateError, StoreError) as error:
                 outcome.failed[stack] = str(error).removeprefix(f"stack {stack}: ")
-                say(f"{stack}: failed: {outcome.failed[stack]}")
+                _log.info(f"{stack}: failed: {outcome.failed[stack]}")
                 return
             outcome.done.append(stack)
-            say(f"{stack}: destroyed")
+            _log.info(f"{stack}: destroyed")
 
         each([partial(down, one) for one in sorted(existing - {shared})], jobs, lock.lost)
         if shared in existing and not outcome.failed:

@@ -19,6 +19,7 @@ from outlast.spec import labels, sweeps
 
 BUSY_SEC = 120.0
 """For so long a killed command's engines, which may still work, are waited for."""
+BUSY_LOOK_SEC = 2.0
 
 
 class Stacks(Protocol):
@@ -73,14 +74,17 @@ class EngineStacks:
     def _recover(self, stack: str) -> None:
         """Recovers a stack whose command was killed; waits for engines that outlived it."""
         until = time.monotonic() + BUSY_SEC
-        while True:
-            try:
-                recovery.recover(stack, cwd=engine.settings_folder(stack))
-                return
-            except recovery.StackBusy:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(2.0)
+        while not self._recovered(stack, last=time.monotonic() > until):
+            time.sleep(BUSY_LOOK_SEC)
+
+    def _recovered(self, stack: str, *, last: bool) -> bool:
+        try:
+            recovery.recover(stack, cwd=engine.settings_folder(stack))
+        except recovery.StackBusy:
+            if last:
+                raise
+            return False
+        return True
 
 
 def _settings(file: Path) -> dict[str, Any]:

@@ -90,7 +90,6 @@ class World:
         self.folder = folder
         self.store = store
         self.stacks = FakeStacks(store)
-        self.said: list[str] = []
 
     def write(self, name: str = "lr.yaml", **document: Any) -> Path:
         """A sweep file of base dev."""
@@ -103,9 +102,7 @@ class World:
         return bring_up.prepare(file.read(path), path.name)
 
     def up(self, jobs: int = 1, **document: Any) -> Outcome:
-        work = BringUp(
-            self.prepared(**document), self.objects, self.stacks, jobs=jobs, say=self.said.append
-        )
+        work = BringUp(self.prepared(**document), self.objects, self.stacks, jobs=jobs)
         return work.run()
 
     @property
