@@ -1,5 +1,6 @@
 """`outlast dev` on a VM of the local cloud whose own run trains meanwhile."""
 
+import json
 import os
 import re
 import signal
@@ -113,7 +114,9 @@ def test_code_follows_beside_the_experiments_own_run(
         for name in (first, second):
             other = read_head(store, Layout(run.layout.prefix, name)).head
             assert (other.state, other.owner) == (State.OPEN, run.outputs["owner"])
-        assert stack.outlast("list", "--json").count(DEVELOPMENT) == 0
+        listed = json.loads(stack.outlast("list", "--json"))
+        assert not [one for one in listed if one["run"].startswith(DEVELOPMENT)]
+        assert run.outputs["run"] in [one["run"] for one in listed]
         # A VM that replaces the lost one gets everything, and continues the same development run.
         (vm,) = cloud.vms()
         cloud.act(vm["name"], "kill")

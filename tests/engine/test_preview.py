@@ -170,7 +170,7 @@ def test_preview_describes_five_changes(stack: Project, monkeypatch: pytest.Monk
     assert found.before.hours < 24 == found.after.hours  # another run has its own limit
 
     # The last run's checkpoint says what those of the next may cost to keep.
-    kept = f"checkpoints: run {run} keeps 1, 3.0 MiB together, $0.0001 a month"
+    kept = f"checkpoints: run {run} keeps 1, 3.0 MiB together, $0.0000586 a month"
     assert kept in found.storage
 
 
