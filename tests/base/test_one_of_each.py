@@ -2,6 +2,7 @@
 canonical JSON is found, and each rule finds the one that is planted here."""
 
 import ast
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -82,6 +83,7 @@ RULES: dict[Callable[[ast.AST], Found], set[str]] = {
 """Each rule, and the files that are the one."""
 
 
+@functools.cache
 def product() -> dict[str, ast.Module]:
     """The project's files, without the local cloud, which imports none of it."""
     files = [

@@ -123,7 +123,7 @@ def test_a_disk_that_stays_full_ends_with_the_reason(
     supervisor: FakeSupervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = full_for(monkeypatch, 10**9)
-    monkeypatch.setattr(writing, "FULL_RETRY_SEC", 3.0)
+    monkeypatch.setattr(writing, "FULL_RETRY_SEC", 10.0)
     with pytest.raises(DoesNotFit, match="bytes free; choose a machine with more memory"):
         walk()
     assert supervisor.gone.wait(60)

@@ -35,21 +35,20 @@ def end_of(world: World) -> tuple[State, Reason | None]:
 
 def test_a_run_stops_at_its_budget_with_what_is_done(world: World) -> None:
     # A VM that is to be kept would cost more than the budget.
-    spec = spec_with(budget_dollars=3.0, hour_prices=SECOND, keep=3600)
+    spec = spec_with(budget_dollars=15.0, hour_prices=SECOND, keep=3600)
     vm = world.boot(stopped_after(3), spec=spec)
     assert vm.run() == 0
     assert not any("the machine stays" in line for line in vm.said)
     assert end_of(world) == (State.STOPPED, Reason.BUDGET)
     assert [entry.step for entry in world.head.chain] == [3]
     assert world.end_of(1).reason is Reason.BUDGET
-    assert "budget of $3.00 is used up; raise outlast:budgetDollars" in world.end_of(1).message
+    assert "budget of $15.00 is used up; raise outlast:budgetDollars" in world.end_of(1).message
     assert world.cloud.groups["group"] == []
 
 
 def test_the_limit_comes_first_if_it_is_nearer(world: World) -> None:
-    deadline = SPEC.deadline - timedelta(days=1) + timedelta(seconds=3)
-    spec = spec_with(budget_dollars=9e5, hour_prices=SECOND, deadline=deadline)
-    deadline = world.store.now() + timedelta(seconds=3)
+    spec = spec_with(budget_dollars=9e5, hour_prices=SECOND)
+    deadline = world.store.now() + timedelta(seconds=15)
     assert world.boot(stopped_after(3), spec=replace(spec, deadline=deadline)).run() == 0
     assert end_of(world) == (State.FAILED, Reason.LIMIT)
 
