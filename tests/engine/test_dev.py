@@ -19,7 +19,7 @@ from outlast.cli import cloud as clouds
 from outlast.cli import engine as engines
 from tests.engine.conftest import Project, Watch, checkout_on, environments, until
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(300)]
 
 OWN = "sleep 600\n"
 """The experiment's run: it commits nothing, so that only others could change its HEAD."""

@@ -17,7 +17,7 @@ from outlast.cli import cloud as clouds
 from outlast.spec import permissions
 from outlast.spec.sweep_rules import SweepRules
 
-pytestmark = [pytest.mark.rehearsal, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.rehearsal, pytest.mark.long, pytest.mark.timeout(300)]
 
 WAIT_SEC = 120.0
 SWEEP = SweepLayout("lr")
