@@ -100,7 +100,7 @@ class Listener:
         return answered
 
     def close(self) -> None:
-        self._listener.path.unlink(missing_ok=True)
+        self._listener.close()
 
     def _accept(self) -> None:
         while True:

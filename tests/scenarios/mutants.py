@@ -333,8 +333,10 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
             (
                 Edit(
                     "outlast/supervisor/jobs.py",
-                    "return Outcome(Next.LEAVE, reason, message)",
-                    "return Outcome(Next.STOP, reason, message)",
+                    "self._committer.finish(State.FAILED, reason, exit=exit_code)\n"
+                    "        return Outcome(Next.LEAVE, reason, message)",
+                    "self._committer.finish(State.FAILED, reason, exit=exit_code)\n"
+                    "        return Outcome(Next.STOP, reason, message)",
                 ),
             ),
         ),

@@ -16,6 +16,7 @@ import yaml
 
 from outlast.bucket.store import StoreError, open_store
 from outlast.cli import leftovers
+from outlast.cli.audit import finder
 from outlast.cloud import credentials
 from outlast.cloud.compute import Compute, ComputeError
 from outlast.cloud.project import Project
@@ -239,6 +240,8 @@ def find_what_a_state_has_lost(w: World) -> None:
     place = leftovers.Place(PROJECT, labels.of_stack("outlast", "none", "none", {}), w.bucket)
     assert list(leftovers.billed(place)) == []
     assert list(leftovers.identities(place)) == []
+    lost = finder.Resource("service account", "lost@example.com", place.mark, lambda: None)
+    assert list(finder.bindings(PROJECT, (), (lost,))) == []  # policies are read if one is found
 
 
 STEPS: Mapping[str, Callable[[World], None]] = {

@@ -30,6 +30,7 @@ class FakeCloud:
         """Verb to statuses that its next calls get instead; the last one stays."""
         self.calls: list[str] = []
         self.page_size = 100
+        self.closed = False
         self.changed = threading.Condition()
         cloud = self
 
@@ -53,6 +54,7 @@ class FakeCloud:
         self.host = f"127.0.0.1:{self._server.server_address[1]}"
 
     def close(self) -> None:
+        self.closed = True
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -117,7 +119,9 @@ class FakeCloud:
         with self.changed:
             if query.get("wait_for_change") == "true":
                 self.changed.wait_for(
-                    lambda: str(hash(self.values.get(path))) != query.get("last_etag"),
+                    lambda: (
+                        self.closed or str(hash(self.values.get(path))) != query.get("last_etag")
+                    ),
                     timeout=float(query.get("timeout_sec", "60")),
                 )
             value = self.values.get(path)

@@ -169,7 +169,7 @@ def test_a_snapshot_is_requested_only_if_it_can_be_committed(
 def test_the_commit_in_flight_is_finished_and_no_other_begun(world: World) -> None:
     """One fits into the time left, two do not."""
     proceed, offered = threading.Event(), threading.Event()
-    store, begun = throttled(world, upload_sec=3.0, after=proceed)
+    store, begun = throttled(world, upload_sec=4.0, after=proceed)
 
     def script(life: Life) -> int:
         life.advance(1)
@@ -185,7 +185,7 @@ def test_the_commit_in_flight_is_finished_and_no_other_begun(world: World) -> No
         life.hear(Committed)
         return 75
 
-    vm = world.boot(script, spec=spec_with(stop=6.0), store=store).start()
+    vm = world.boot(script, spec=spec_with(stop=6.5), store=store).start()
     assert offered.wait(60)
     wait_until(lambda: len(begun) == 2, "the second upload")
     vm.terminate()

@@ -265,7 +265,7 @@ def other_run(store: Store, folder: Path) -> Pin:
 
 @pytest.fixture
 def pin(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pin:
-    monkeypatch.setattr(initial, "open_store", lambda url: world.store)
+    monkeypatch.setattr(initial, "open_store", lambda url, *, payer: world.store)
     return other_run(world.store, tmp_path / "other")
 
 

@@ -45,7 +45,7 @@ from outlast.spec.run_spec import RunSpec, Timeouts
 from outlast.supervisor.group import find_group
 from outlast.supervisor.life import Boot, supervise
 from outlast.supervisor.listener import Listener
-from outlast.supervisor.metadata import Machine, Metadata
+from outlast.supervisor.metadata import Machine, Metadata, MetadataError
 from outlast.supervisor.notice import Interrupted, Notices
 from outlast.supervisor.process import Exited
 from outlast.supervisor.site import MachineClock, Site
@@ -298,6 +298,23 @@ class Vm:
         return self.start().ended()
 
 
+class _Reader(Metadata):
+    """A machine's metadata server. Once its world has ended, who waits for a change waits for good:
+    hundreds of threads that ask a dead server again each second would take this process's time."""
+
+    def __init__(self, cloud: FakeCloud) -> None:
+        super().__init__()
+        self._cloud = cloud
+
+    def wait_for_change(self, *args: Any, **options: Any) -> tuple[str, str]:
+        try:
+            return super().wait_for_change(*args, **options)
+        except MetadataError:
+            if self._cloud.closed:
+                threading.Event().wait()
+            raise
+
+
 class World:
     """A bucket, a cloud and the machines that work there."""
 
@@ -312,6 +329,11 @@ class World:
         self.silent_sec = SILENT_SEC
         self.full_sec = FULL_SEC
         self._boots = 0
+        self._listeners: list[Listener] = []
+
+    def close(self) -> None:
+        for listener in self._listeners:
+            listener.close()
 
     def boot(
         self,
@@ -328,7 +350,7 @@ class World:
         identifier = str(100 + self._boots)
         root = self.folder / identifier
         self.cloud.boot(group, identifier, {})
-        reader = Metadata()
+        reader = _Reader(self.cloud)
         said, console = log_lines(), list[str]()
         notices = Notices(spec.timeouts, reader if metadata else None)
         notices.start()
@@ -343,6 +365,7 @@ class World:
             return trainer
 
         listener = Listener(root / "socket")
+        self._listeners.append(listener)
         site = Site(
             machine=Machine("vm", identifier, f"boot-{identifier}", "zone", "type", "image"),
             group=find_group(reader, reader.attributes()),
@@ -409,4 +432,8 @@ def a_world(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[World]:
     from tests.supervisor.fake_cloud import fake_cloud
 
     with fake_cloud(monkeypatch) as cloud:
-        yield World(cloud, folder)
+        world = World(cloud, folder)
+        try:
+            yield world
+        finally:
+            world.close()
