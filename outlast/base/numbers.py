@@ -1,5 +1,5 @@
 """Numbers in JSON: those that are not finite are written as strings, and those from outside have
-bounds. Amounts of money in words.
+bounds. Amounts of money and of bytes in words.
 """
 
 import math
@@ -54,3 +54,8 @@ def dollars(amount: float) -> str:
     if amount and abs(amount) < 0.1:
         return f"${amount:.4f}"
     return f"${amount:,.2f}" if abs(amount) < 1000 else f"${amount:,.0f}"
+
+
+def gib(amount: float, *, digits: int = 2, least: float = 0.1) -> str:
+    """`1.25 GiB`, or in MiB below the least amount in GiB."""
+    return f"{amount:,.{digits}f} GiB" if amount >= least else f"{amount * 1024:,.{digits}f} MiB"

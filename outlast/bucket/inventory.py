@@ -101,8 +101,7 @@ def read(store: Store) -> list[Kept]:
 def _note(seen: dict[Layout, _Seen], layout: Layout, one: Object) -> None:
     so_far = seen.setdefault(layout, _Seen())
     so_far.size += one.size
-    place = layout.folder_of(one.path)
-    if place and not place[1].endswith("/result/"):
+    if layout.is_of_snapshot(one.path):
         so_far.checkpoints += one.size
     if so_far.changed is None or one.updated > so_far.changed:
         so_far.changed = one.updated

@@ -211,6 +211,11 @@ class Layout:
             return None
         return int(match["term"]), self.root + match["folder"]
 
+    def is_of_snapshot(self, path: str) -> bool:
+        """Whether it is a snapshot's object, so not a result's."""
+        place = self.folder_of(path)
+        return place is not None and place[1] != self.result(place[0])
+
 
 @dataclass(frozen=True)
 class SweepLayout:

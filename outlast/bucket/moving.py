@@ -135,9 +135,8 @@ class _Copying:
                 )
         jobs = []
         for path, found in here.items():
-            place = layout.folder_of(path)
             # A snapshot that HEAD does not name was never committed, or is being deleted.
-            snapshot = place is not None and place[1] != layout.result(place[0])
+            snapshot = layout.is_of_snapshot(path)
             written_again = path == layout.head or path.startswith(layout.pages)
             if written_again or (snapshot and path not in named):
                 continue

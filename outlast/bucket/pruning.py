@@ -68,14 +68,7 @@ def drop_checkpoints(store: Store, layout: Layout) -> None:
                     raise Changed(f"{layout.root}: has a new HEAD") from None
 
         BRIEF(swap)
-    delete_all(
-        store,
-        [
-            one
-            for one in store.list(layout.terms)
-            if (place := layout.folder_of(one.path)) and not place[1].endswith("/result/")
-        ],
-    )
+    delete_all(store, [one for one in store.list(layout.terms) if layout.is_of_snapshot(one.path)])
 
 
 def delete_all(store: Store, objects: Iterable[Object]) -> None:

@@ -10,6 +10,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from outlast.base import numbers
 from outlast.base.codec import format_time
 from outlast.base.exits import INFRASTRUCTURE_REASONS
 from outlast.bucket import history, uptime
@@ -198,7 +199,7 @@ class Costs:
     @property
     def storage(self) -> str:
         """What the run's objects cost to keep."""
-        amount = f"{self.gib:,.2f} GiB" if self.gib >= 0.01 else f"{self.gib * 1024:,.2f} MiB"
+        amount = numbers.gib(self.gib, least=0.01)
         if self.gib_month is None:
             return f"{amount} in the bucket, at a price that the list does not have"
         month = pricing.dollars(self.gib * self.gib_month)

@@ -4,8 +4,9 @@ Data is below `data/` of a bucket, which every VM of the bucket's experiments ma
 fingerprint is the one that a run compares (`outlast.bucket.data`).
 """
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,7 @@ SHOWN_NAMES = 3
 """How many names a message lists."""
 SAY_SEC = 5.0
 
-Log = Callable[[str], object]
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,7 @@ def chosen_bucket(named: str | None) -> tuple[Store, str]:
 # Push
 
 
-def push(
-    store: Store, bucket: str, path: Path, name: str, *, delete: bool = False, log: Log
-) -> Pushed:
+def push(store: Store, bucket: str, path: Path, name: str, *, delete: bool = False) -> Pushed:
     """Uploads a file or folder as `gs://BUCKET/data/NAME`; files that are there already are
     skipped, so that a push that was interrupted continues.
 
@@ -154,7 +153,7 @@ def push(
     if changed or stale:
         _refuse_used(store, url)
     sizes = {one: wanted[one][0] for one in changed}
-    sending = _Sending(store, sum(sizes.values()), log)
+    sending = _Sending(store, sum(sizes.values()))
     jobs = [
         (
             sizes[one],
@@ -186,10 +185,9 @@ def push(
 class _Sending:
     """Uploads files, and logs how far it is."""
 
-    def __init__(self, store: Store, size: int, log: Log) -> None:
+    def __init__(self, store: Store, size: int) -> None:
         self._store = store
         self._size = size
-        self._log = log
         self._sent = 0
         self._said_at = time.monotonic()
 
@@ -198,7 +196,7 @@ class _Sending:
         self._sent += written.size
         if time.monotonic() - self._said_at >= SAY_SEC:
             self._said_at = time.monotonic()
-            self._log(f"{self._sent} of {self._size} bytes")
+            _log.info(f"{self._sent} of {self._size} bytes")
 
 
 def _url(bucket: str, name: str) -> str:

@@ -432,7 +432,7 @@ class Fetched(TypedDict):
     written: list[str]
     """files that were made from the rows"""
     without: str
-    """why there is no result beside them; else empty"""
+    """why the result is missing beside them; otherwise empty"""
 
 
 class DataUse(TypedDict):
@@ -655,7 +655,7 @@ class Review(TypedDict):
     notChecked: NotRequired[list[str]]
     advice: NotRequired[list[str]]
     refused: NotRequired[str]
-    """why there is no preview"""
+    """why no preview was made"""
     exitCode: int
 
 

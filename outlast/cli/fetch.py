@@ -41,7 +41,7 @@ class Fetched:
     written: tuple[str, ...] = ()
     """Files that were made from the rows."""
     without: str = ""
-    """Why there is no result beside them."""
+    """Why the result is missing beside them."""
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -90,7 +90,11 @@ def show(place: Place, attempt: int | None, write: Write) -> int:
 
 
 def follow(
-    place: Place, attempt: int | None, write: Write, log: Callable[[str], object], pauses: Pauses
+    place: Place,
+    attempt: int | None,
+    write: Write,
+    announce: Callable[[str], object],
+    pauses: Pauses,
 ) -> None:
     """Writes output as it comes, until the attempt has ended; without an `attempt` that of the
     later ones too, until the run has ended. Raises as `chosen` does.
@@ -108,7 +112,7 @@ def follow(
                 for text in reader.text():
                     write(reader.term, text)
             reader = Reader(place, term)
-            log(f"attempt {term}")
+            announce(f"attempt {term}")
             changed = True
         if reader is not None:
             for text in reader.text():

@@ -6,6 +6,7 @@ or it does not end the run in time, HEAD is ended from here.
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from outlast.cli.errors import OperateError
 from outlast.cli.polling import Pauses
 from outlast.cli.runs import Place
 from outlast.cli.stack import Deployed
+
+_log = logging.getLogger(__name__)
 
 LIMIT_SEC = 600.0
 """How long a VM has for its last checkpoint, unless the user says otherwise."""
@@ -74,17 +77,11 @@ class Stopped:
         }
 
 
-def pauses() -> Pauses:
-    """The pauses between two looks."""
-    return Pauses(NEAR_POLL_SEC if endpoint.is_local() else POLL_SEC)
-
-
 def stop(
     deployed: Deployed,
     *,
     now: bool = False,
     limit_sec: float = LIMIT_SEC,
-    log: Callable[[str], object] = lambda _: None,
     pauses: Pauses | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Stopped:
@@ -105,10 +102,11 @@ def stop(
     how = How.AT_ONCE
     if not why:
         _ask(deployed, head, limit_sec * VM_SHARE)
-        log(
+        _log.info(
             f"{deployed.stack}: its VM takes a checkpoint first, for {limit_sec / 60:g} min at most"
         )
-        looks, until = pauses or Pauses(POLL_SEC), clock() + limit_sec
+        poll_sec = NEAR_POLL_SEC if endpoint.is_local() else POLL_SEC
+        looks, until = pauses or Pauses(poll_sec), clock() + limit_sec
         while not why:
             looks.wait(changed=True)
             head = head_file.read().head

@@ -7,7 +7,6 @@ read instead. It reads nothing but these files.
 
 import functools
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 from outlast.base.numbers import dollars as dollars
 from outlast.base.scratch_space import cache_home
+from outlast.base.whole_file import write_whole
 
 FILE = Path(__file__).with_name("prices.yaml")
 FORMAT = 1
@@ -48,6 +48,11 @@ class Sum:
     def hour(self) -> float:
         """Dollars an hour of the items with a known price."""
         return sum(item.hour or 0.0 for item in self.items)
+
+    @property
+    def month(self) -> float:
+        """The same a month."""
+        return self.hour * HOURS_A_MONTH
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -107,9 +112,8 @@ def keep(table: Rates) -> Path:
     """Keeps a refreshed list for all later commands; returns its file. Raises OSError."""
     file = kept_file()
     file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    beside.write_text(json.dumps({**table, "date": str(table["date"]), "format": FORMAT}))
-    beside.replace(file)
+    text = json.dumps({**table, "date": str(table["date"]), "format": FORMAT})
+    write_whole(file, lambda part: part.write_text(text))
     prices.cache_clear()
     return file
 

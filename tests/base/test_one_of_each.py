@@ -49,8 +49,14 @@ def second_log(tree: ast.AST) -> Found:
             arguments = node.args
             every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
             yield from (one for one in every if one.arg == "say")
+            yield from (one for one in every if one.arg == "log" and takes_text(one.annotation))
         elif isinstance(node, ast.AnnAssign) and named(node.target) in ("say", "_say"):
             yield node
+
+
+def takes_text(annotation: ast.expr | None) -> bool:
+    """Whether it is that of a function that gets a sentence."""
+    return annotation is not None and ast.unparse(annotation).startswith("Callable[[str],")
 
 
 def second_canonical_json(tree: ast.AST) -> Found:
@@ -132,6 +138,7 @@ def test_there_is_one_of_each(rule):
         ),
         (second_log, "def f(store, say): pass"),
         (second_log, "def f(*, say=print): pass"),
+        (second_log, "def f(store, log: Callable[[str], object]): pass"),
         (second_log, "class C:\n    say: Callable[[str], None]"),
         (
             second_canonical_json,

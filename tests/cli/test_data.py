@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def push(store: Any, path: Path, name: str = "digits", **options: Any) -> data.Pushed:
-    return data.push(store, "runs", path, name, log=lambda said: None, **options)
+    return data.push(store, "runs", path, name, **options)
 
 
 def names_data(store: MemoryStore, *names: str, state: State = State.OPEN) -> None:

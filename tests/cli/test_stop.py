@@ -20,6 +20,7 @@ from outlast.cli.errors import OperateError
 from outlast.cli.polling import Pauses
 from tests.cli.records import heartbeat_record, start_record
 from tests.cli.test_resume import COMMITTED, LAYOUT, InMemory, stack
+from tests.log_lines import log_lines
 
 NOW = datetime.now(UTC)
 STEP = 305
@@ -75,8 +76,8 @@ def vm_ends(made: InMemory, state: State = State.STOPPED, step: int = STEP) -> N
 
 def test_a_vm_at_work_takes_a_checkpoint_and_no_step_is_lost() -> None:
     made = at_work()
-    said: list[str] = []
-    done = stopped(made, lambda: None, lambda: vm_ends(made), limit_sec=100.0, log=said.append)
+    said = log_lines()
+    done = stopped(made, lambda: None, lambda: vm_ends(made), limit_sec=100.0)
     assert (done.how, done.why, done.lost) == (stop.How.CHECKPOINT, "", 0)
     assert done.head.step == STEP and done.head.state is State.STOPPED
     request = read_record(made.memory, LAYOUT.stop_request(0), StopRequest)

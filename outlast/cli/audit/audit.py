@@ -66,13 +66,12 @@ class Finding:
         return self.cost.said(pricing.HOURS_A_MONTH) if self.cost.items else "nothing"
 
     def as_json(self) -> dict[str, Any]:
-        dollars = round(self.cost.hour * pricing.HOURS_A_MONTH, 4)
         return {
             "kind": self.kind,
             "name": self.name,
             "why": self.why,
             "stack": self.mark[1:-1],
-            "dollarsMonth": dollars,
+            "dollarsMonth": round(self.cost.month, 4),
             "unknown": list(self.cost.unknown),
             "held": self.held,
         }
@@ -106,7 +105,7 @@ class Audit:
             "project": self.project,
             "pricesOf": pricing.date(),
             "findings": [one.as_json() for one in self.findings],
-            "dollarsMonth": round(self.cost.hour * pricing.HOURS_A_MONTH, 4),
+            "dollarsMonth": round(self.cost.month, 4),
             "waiting": list(self.waiting),
             "kept": list(self.kept),
             "otherProjects": dict(self.others),

@@ -4,10 +4,11 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from outlast.bucket.transfer import in_parallel
 from outlast.cli import engine
 from outlast.cli.errors import EngineError
 from outlast.spec import labels
@@ -52,8 +53,7 @@ def read() -> tuple[Owner, ...]:
     here = engine.project_name()
     listed = json.loads(engine.run_engine(["stack", "ls", "--all", "--json"], env=os.environ))
     names = [str(one["name"]) for one in listed]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = list(pool.map(_export, names))
+    found = in_parallel([partial(_export, name) for name in names], AT_ONCE)
     return tuple(
         owner_of(name, state, here) for name, state in zip(names, found, strict=True) if state
     )

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +44,7 @@ def push(folder: Path, name: str | None, bucket: str | None, delete: bool, as_js
     from outlast.cli import data as pushing
 
     store, found = pushing.chosen_bucket(bucket)
-    pushed = pushing.push(
-        store,
-        found,
-        folder,
-        name or folder.resolve().name,
-        delete=delete,
-        log=partial(say, err=True),
-    )
+    pushed = pushing.push(store, found, folder, name or folder.resolve().name, delete=delete)
     if as_json:
         say_json(pushed.as_json())
         return

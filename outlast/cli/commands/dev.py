@@ -1,6 +1,5 @@
 """`outlast dev`."""
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,7 +78,6 @@ def sync(
         Source(folder, exclude),
         destination or f"outlast-dev/{experiment}",
         share_gpu,
-        partial(say, err=True),
     ).run()
 
 

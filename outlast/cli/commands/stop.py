@@ -37,21 +37,15 @@ def stop(experiment: str, timeout_minutes: float, now: bool, as_json: bool) -> N
     from outlast.cli import stop as stopping
     from outlast.cli.errors import reading
 
-    def log(text: str) -> None:
-        say(text, err=True)
-
     with reading(experiment):
         deployed = stack.find(experiment)
         try:
-            done = stopping.stop(
-                deployed,
-                now=now,
-                limit_sec=60 * timeout_minutes,
-                log=log,
-                pauses=stopping.pauses(),
-            )
+            done = stopping.stop(deployed, now=now, limit_sec=60 * timeout_minutes)
         except KeyboardInterrupt:
-            log(f"outlast: a VM that was asked still stops; outlast status {experiment} shows when")
+            say(
+                f"outlast: a VM that was asked still stops; outlast status {experiment} shows when",
+                err=True,
+            )
             sys.exit(exits.CTRL_C)
     if as_json:
         say_json(done.as_json(experiment))

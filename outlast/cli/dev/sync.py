@@ -3,10 +3,10 @@ run with it, until Ctrl-C.
 """
 
 import codecs
+import logging
 import secrets
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -33,7 +33,7 @@ PLANNED = 500
 TRIES = 3
 """Failed connections in a row that end a command which had none yet."""
 
-Log = Callable[[str], object]
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -45,7 +45,6 @@ class Sync:
     source: Source
     destination: str
     share_gpu: bool
-    log: Log
 
     def __post_init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -102,7 +101,7 @@ class Sync:
         """Logs a sentence unless it was the last one."""
         if sentence != self._said:
             self._said = sentence
-            self.log(sentence)
+            _log.info(sentence)
 
 
 class _Follower:
@@ -177,7 +176,7 @@ class _Follower:
         if self._refusals:
             return False
         if changed or gone:
-            self._sync.log(_count(changed, gone))
+            _log.info(_count(changed, gone))
         # A file that was written while it was read has another sign at the next look.
         code = digest_of(kinds)
         if code != self._running:
@@ -216,7 +215,7 @@ class _Follower:
         if kind == "output":
             self._sync.show(payload)
         elif kind == "ended":
-            self._sync.log(f"the development run ended with exit code {message.get('code')}")
+            _log.info(f"the development run ended with exit code {message.get('code')}")
         elif kind == "refused":
             self._refused(message)
         return kind

@@ -7,7 +7,6 @@ Without a stack, they are those of one with the default settings. Nothing is cre
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -15,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from outlast.base.suggest import did_you_mean
+from outlast.bucket.transfer import in_parallel
 from outlast.cli import engine, experiments, projects, version
 from outlast.cli import stack as stacks
 from outlast.cli.errors import EngineError, UsageError
@@ -204,8 +204,7 @@ def _of_cloud(settings: Settings) -> list[Check]:
         partial(_image, settings),
         partial(_counts, settings),
     ]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = [check for checks in pool.map(lambda job: job(), jobs) for check in checks]
+    found = [check for checks in in_parallel(jobs, AT_ONCE) for check in checks]
     for _, answers in asked:
         for answer in answers():
             verdict = Verdict.PROBLEM if answer.refusal else Verdict.WARNING

@@ -1,13 +1,12 @@
 """The files that `outlast fetch` makes from a run's rows."""
 
 import json
-import os
-import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from outlast.base.whole_file import write_whole
 from outlast.bucket import history
 from outlast.bucket.history import History
 from outlast.bucket.rows import iter_rows
@@ -44,7 +43,7 @@ def write(
     with reading(place.name):
         book = history.read(place.store, place.layout)
     if book is None:
-        raise OperateError(f"{place.name}: no VM has trained yet, so there are no rows")
+        raise OperateError(f"{place.name}: no VM has trained yet, so the run has no rows")
     rows = Rows(place, book, part)
     written: list[str] = []
     try:
@@ -52,16 +51,16 @@ def write(
         if Extra.CURVES in extras:
             name = _free(picture.FILE, taken)
             with reading(place.name):
-                _replace(folder / name, picture.draw(place.name, rows, book, part))
+                write_whole(folder / name, picture.draw(place.name, rows, book, part))
             written.append(name)
         if Extra.NOTEBOOK in extras:
             name = _free(ROWS_FILE, taken)
             with reading(place.name):
-                _replace(folder / name, lambda path: _write_rows(path, rows))
+                write_whole(folder / name, lambda path: _write_rows(path, rows))
             page = notebook_file.of(place.name, place.url, ROWS_FILE)
             file = folder / _free(notebook_file.FILE, taken)
             if not file.exists():
-                _replace(file, lambda path: path.write_text(page, encoding="utf-8"))
+                write_whole(file, lambda path: path.write_text(page, encoding="utf-8"))
             elif file.read_text(encoding="utf-8", errors="replace") != page:
                 raise OperateError(f"{file}: has other content, so it is kept; move it away")
             written += [name, file.name]
@@ -103,13 +102,3 @@ def _free(name: str, taken: Collection[str]) -> str:
             " folder with outlast fetch, and open the run with outlast.open for its rows"
         )
     return name
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file under another name first, so that it is never there half."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        write(part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

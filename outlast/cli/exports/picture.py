@@ -32,7 +32,7 @@ def draw(
         found.add({**row, "step": step} if part is None else row)
     shown = [curve for curve in found.by_name.values() if curve.count][:METRICS_MAX]
     if not shown:
-        raise OperateError(f"{name}: has no metric yet, so there is no curve to draw")
+        raise OperateError(f"{name}: has no metric yet, so no curve can be drawn")
     resumes = sorted({attempt.from_step for attempt in book.attempts[1:]}) if part is None else []
     across = 1 if len(shown) == 1 else 2
     down = -(-len(shown) // across)

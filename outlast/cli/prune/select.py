@@ -74,7 +74,7 @@ class Item:
             "url": self.url,
             "why": self.why,
             "bytes": self.size,
-            "dollarsMonth": round(self.cost.hour * pricing.HOURS_A_MONTH, 4),
+            "dollarsMonth": round(self.cost.month, 4),
             "unknown": list(self.cost.unknown),
         }
 
@@ -290,7 +290,7 @@ class _Chooser:
         home = f"gs://{bucket.name}/{kept.prefix}"
         others = sorted(one for one in kept.owners if not self._is_own(one))
         why = needs.unknown or (f"{home} belongs to {others[0]}" if others else "")
-        if not kept.owners and not self._is_ours_by_name(kept.experiment):
+        if not kept.owners and kept.experiment not in self.rule.only:
             why = f"{home}: no run says whose it is; name the experiment to prune it"
         if why:
             self.left.append(why)
@@ -311,9 +311,6 @@ class _Chooser:
         if f"/{BUNDLES}/" in one.path and any(one.updated >= since for since in needs.since):
             return True
         return any(one.path in owner.text for owner in self.owners)
-
-    def _is_ours_by_name(self, experiment: str) -> bool:
-        return experiment in self.rule.only
 
     # Both
 

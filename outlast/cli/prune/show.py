@@ -2,12 +2,13 @@
 
 from rich.table import Table
 
+from outlast.base import numbers
 from outlast.base.visible import one_line
 from outlast.cli.prune.select import Plan
 from outlast.cli.render import Terminal, show_unread
 from outlast.costs import pricing
 
-MIB, GIB = 2**20, 2**30
+GIB = 2**30
 
 
 def show_plan(found: Plan) -> None:
@@ -40,4 +41,4 @@ def show_plan(found: Plan) -> None:
 
 def size(bytes_: int) -> str:
     """`1.25 GiB`."""
-    return f"{bytes_ / GIB:,.2f} GiB" if bytes_ >= GIB / 10 else f"{bytes_ / MIB:,.2f} MiB"
+    return numbers.gib(bytes_ / GIB)

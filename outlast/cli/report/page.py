@@ -9,9 +9,7 @@ and nothing else, so that a slip would still do nothing.
 import base64
 import functools
 import hashlib
-import os
 import re
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +22,7 @@ from markupsafe import Markup
 from outlast.base import numbers
 from outlast.base.exits import INFRASTRUCTURE_REASONS, Reason, State
 from outlast.base.visible import visible
+from outlast.base.whole_file import write_whole
 from outlast.bucket.goodput import Use
 from outlast.bucket.history import Attempt
 from outlast.cli import version
@@ -89,7 +88,6 @@ def write(text: str, path: Path) -> None:
     """Writes a page under its name at once; an earlier report there is replaced. Raises
     OperateError, also for a file that is not a report.
     """
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         if path.exists() or path.is_symlink():
             with path.open("rb") as there:
@@ -97,11 +95,7 @@ def write(text: str, path: Path) -> None:
                     raise OperateError(
                         f"{path}: exists and is not a report, so it is kept; name another with -o"
                     )
-        try:
-            part.write_text(text, encoding="utf-8")
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        write_whole(path, lambda part: part.write_text(text, encoding="utf-8"))
     except OSError as error:
         raise OperateError(f"{path}: {error.strerror or error}; name another with -o") from None
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from outlast.base import numbers
 from outlast.bucket.head import Head
 from outlast.cli.review import rules
 from outlast.cli.review.outcomes import Look
@@ -238,7 +239,9 @@ def _checkpoints(sizes: Sizes, run: str, rate: float | None) -> str:
         return "checkpoints: how large they are is not known before a run's first"
     gib = sum(sizes) / GIB
     month = "" if rate is None else f", {pricing.dollars(gib * rate)} a month"
-    return f"checkpoints: run {run} keeps {len(sizes)}, {_amount(gib)} together{month}"
+    return (
+        f"checkpoints: run {run} keeps {len(sizes)}, {numbers.gib(gib, digits=1)} together{month}"
+    )
 
 
 def _dropped(sizes: Sizes, rate: float | None, days: float, how: str) -> str:
@@ -247,10 +250,6 @@ def _dropped(sizes: Sizes, rate: float | None, days: float, how: str) -> str:
         return ""
     gib = sizes[-1] / GIB * DROPS_A_DAY * days
     return (
-        f"; with one checkpoint of {_amount(sizes[-1] / GIB)} dropped every 10 minutes,"
-        f" {_amount(gib)} {how}, {pricing.dollars(gib * rate)} a month"
+        f"; with one checkpoint of {numbers.gib(sizes[-1] / GIB, digits=1)} dropped every 10"
+        f" minutes, {numbers.gib(gib, digits=1)} {how}, {pricing.dollars(gib * rate)} a month"
     )
-
-
-def _amount(gib: float) -> str:
-    return f"{gib:,.1f} GiB" if gib >= 0.1 else f"{gib * 1024:,.1f} MiB"

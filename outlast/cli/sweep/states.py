@@ -3,11 +3,14 @@ destroy.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
+from outlast.bucket import listed
+from outlast.bucket.listed import Listed
 from outlast.bucket.standing import Standing
-from outlast.bucket.store import StoreError
+from outlast.bucket.store import Store, StoreError
 from outlast.bucket.sweeps import SweepObjects, SweepRecord, TrialRecord, UpRecord
 from outlast.bucket.transfer import in_parallel, small_reads
 from outlast.cli import costs, experiments, status
@@ -121,9 +124,11 @@ def read(objects: SweepObjects) -> SweepState:
     """The sweep and all of its trials. Raises StoreError."""
     records = objects.trials()
     ups = objects.ups()
-    begun = set(experiments.names(objects.store)) if records else set()
+    stacks = {run: sweeps.trial(objects.name, run) for run in records}
+    begun = {*experiments.names(objects.store)}.intersection(stacks.values()) if records else set()
+    view = listed.read(objects.store, experiments.ROOT, only=begun.__contains__) if begun else None
     jobs: list[Callable[[], TrialState]] = [
-        partial(_read, objects, one, ups.get(run), sweeps.trial(objects.name, run) in begun)
+        partial(_read, objects, one, ups.get(run), view if stacks[run] in begun else None)
         for run, one in records.items()
     ]
     found = in_parallel(jobs, small_reads(objects.store))
@@ -131,11 +136,11 @@ def read(objects: SweepObjects) -> SweepState:
 
 
 def _read(
-    objects: SweepObjects, record: TrialRecord, up: UpRecord | None, has_begun: bool
+    objects: SweepObjects, record: TrialRecord, up: UpRecord | None, view: Listed | None
 ) -> TrialState:
-    if not has_begun:
+    if view is None:
         return TrialState(objects.name, record, up, None)
-    place = place_of(objects, record.run)
+    place = replace(place_of(objects, record.run), store=cast(Store, view))
     try:
         found = status.read(place)
         lives = costs.lives_of(place.store, place.layout, found.history)

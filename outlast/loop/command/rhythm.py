@@ -399,10 +399,10 @@ class Rhythm:
         )
 
     def begins_next(
-        self, before: Listing, after: Listing, rewritten: Rewritten, *, is_first: bool
+        self, before: Listing, after: Listing, rewritten: Rewritten, *, is_next: bool
     ) -> bool | None:
         """Whether the first change between two listings begins another save, so that the previous
-        one was complete; None if nothing has changed. Unless ``is_first``, a whole save may have
+        one was complete; None if nothing has changed. Unless ``is_next``, a whole save may have
         passed unseen between the two."""
         old, new = before.state, after.state
         changed = {
@@ -414,7 +414,7 @@ class Rhythm:
         moved = {name for name in before.links if after.links.get(name) != before.links[name]}
         if not changed:
             return False if gone or moved else None
-        if not is_first:
+        if not is_next:
             followers = {*self._recurrent} - self._leaders
             seen_late = any(self._numbers.key(name) in followers for name in changed)
             if seen_late or any(name not in new for name in old):

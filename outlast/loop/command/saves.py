@@ -88,8 +88,8 @@ class Saves:
         """Recent rests between two changes, in seconds."""
         self._scan_at_sec = now_sec
         self._looked_at_sec = now_sec
-        self._unseen_sec = 0.0
-        """Seconds between the last two looks."""
+        self._is_next = True
+        """Whether the last two looks were so close that no whole save fits between them."""
         self._unsaved_since_sec: float | None = None
         self._found_count = 0
         if is_new and self._listing.chosen().state:
@@ -132,11 +132,12 @@ class Saves:
         return still_sec < before_sec
 
     def _look(self, now_sec: float) -> Listing:
-        self._unseen_sec, self._looked_at_sec = now_sec - self._looked_at_sec, now_sec
+        self._is_next = now_sec - self._looked_at_sec <= DENSE_SEC
+        self._looked_at_sec = now_sec
         self._listing = listing = look(self._root, self._kinds)
         if not self._said:
             self._flow = self._flows.observe(now_sec, listing)
-            self._rhythm.observe(listing, self._flow, is_next=self._unseen_sec <= DENSE_SEC)
+            self._rhythm.observe(listing, self._flow, is_next=self._is_next)
         return listing
 
     # A folder with a COMPLETE file.
@@ -246,9 +247,9 @@ class Saves:
         closed = not self._has_open(str(self._root / name) for name in listing.state)
 
         def accept(before: Listing, after: Listing) -> bool:
-            is_first = time.monotonic() - begun_sec <= DENSE_SEC
+            is_next = time.monotonic() - begun_sec <= DENSE_SEC
             begins = self._rhythm.begins_next(
-                before, after, lambda name, seen: False, is_first=is_first
+                before, after, lambda name, seen: False, is_next=is_next
             )
             confirmed.append(bool(begins))
             return begins is not False
@@ -274,7 +275,7 @@ class Saves:
             self._candidate.taken.listing,
             listing,
             self._candidate.is_rewritten_below(self._root),
-            is_first=self._unseen_sec <= DENSE_SEC,
+            is_next=self._is_next,
         )
         if begins:
             self._keep_candidate()

@@ -242,8 +242,7 @@ def test_gpus_are_shared_once_the_experiments_run_has_ended(tmp_path: Path) -> N
     way: Any = None
     (tmp_path / "code").mkdir()
     made = [
-        Sync(deployed, way, Source(tmp_path / "code"), "code", share, print)
-        for share in (False, True)
+        Sync(deployed, way, Source(tmp_path / "code"), "code", share) for share in (False, True)
     ]
     assert [one.may_share() for one in made] == [False, True]  # not begun: it will
     plant(store, "first")
