@@ -87,6 +87,15 @@ def test_a_waiting_process_is_idle_and_a_computing_one_is_busy() -> None:
             busy.kill()
 
 
+def test_a_process_that_ends_while_it_is_looked_at_is_idle() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    left = Left()
+    for _ in range(LOOKS_MIN):
+        left.look([ended.pid])
+    assert left.at_work([ended.pid], saves=False) is None
+
+
 # -- What it saved
 
 

@@ -5,6 +5,7 @@ are ended with the command, so their files must not become a result as if the tr
 """
 
 import contextlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -47,10 +48,14 @@ class Left:
 
 def _is_busy(pid: int) -> bool:
     """Whether one of its threads computes or waits for a disk at this moment."""
-    for thread in Path(f"/proc/{pid}/task").glob("[0-9]*"):
+    tasks = Path(f"/proc/{pid}/task")
+    threads: list[str] = []
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        threads = os.listdir(tasks)
+    for thread in threads:
         with contextlib.suppress(OSError, IndexError):
-            state = (thread / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-            if state in ("R", "D"):
+            state = (tasks / thread / "stat").read_text(errors="replace").rpartition(")")[2]
+            if state.split()[0] in ("R", "D"):
                 return True
     return False
 
