@@ -1,5 +1,7 @@
 """`--all-tiers`: the tiers that need no other machine and no long time, in one run."""
 
+import functools
+import gc
 import logging
 import os
 import signal
@@ -7,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+
+from outlast.loop import program
 
 SLOW_TIERS = ("engine", "rehearsal")
 OTHERS = ("guest", "long", "gpu", "frameworks")
@@ -32,6 +36,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Tiers())
 
 
+def pytest_collection_finish() -> None:
+    """The thousands of tests themselves stay: neither a collection nor a search for what refers to
+    an object goes through them."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _quiet_log() -> Iterator[None]:
     """What a command that ran within this process has set up is not the next test's."""
@@ -49,6 +60,21 @@ def _own_environment() -> Iterator[None]:
     if dict(os.environ) != before:
         os.environ.clear()
         os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _only_its_own_program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hundreds of other test modules in this process are not the program that trains here; to
+    walk through them after each step takes longer than all else."""
+    is_programs = program._is_programs_module
+    own = request.module.__name__
+
+    @functools.lru_cache(4096)
+    def only_own(name: str) -> bool:
+        is_another = name.rpartition(".")[2].startswith("test_") and name != own
+        return not is_another and is_programs(name)
+
+    monkeypatch.setattr(program, "_is_programs_module", only_own)
 
 
 class Tiers:

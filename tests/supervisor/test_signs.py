@@ -89,7 +89,7 @@ def test_a_deliberate_sleep_gives_signs_of_progress(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(site_module, "SLEEP_SIGN_SEC", 0.02)
     signs: list[int] = []
     clock = MachineClock(Notices(Timeouts()), lambda: signs.append(1))
-    clock.sleep(0.1)
+    clock.sleep(2.0)
     assert len(signs) >= 3
     clock.training = True
     clock.sleep(0.0)

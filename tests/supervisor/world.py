@@ -299,8 +299,8 @@ class Vm:
 
 
 class _Reader(Metadata):
-    """A machine's metadata server. Once its world has ended, who waits for a change waits for good:
-    hundreds of threads that ask a dead server again each second would take this process's time."""
+    """A machine's metadata server. Once its world has ended, who waits for a change waits without
+    end: hundreds of threads that ask a dead server each second would take this process's time."""
 
     def __init__(self, cloud: FakeCloud) -> None:
         super().__init__()

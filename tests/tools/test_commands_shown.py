@@ -8,6 +8,7 @@ import importlib
 import io
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import tomllib
@@ -364,7 +365,7 @@ def _whole(one: Shown) -> list[str]:
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is not installed")
 def test_gcloud_itself_takes_every_command(tmp_path: Path) -> None:
-    lines = sorted({" ".join(["gcloud", *_switches_last(_whole(one))]) for one in of("gcloud")})
+    lines = sorted({shlex.join(["gcloud", *_switches_last(_whole(one))]) for one in of("gcloud")})
     file = tmp_path / "commands.json"
     file.write_text(json.dumps([{"command_string": line} for line in lines]))
     done = subprocess.run(
