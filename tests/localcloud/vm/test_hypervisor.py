@@ -409,12 +409,14 @@ def test_the_next_cloud_ends_leftover_vms(tmp_path: Path) -> None:
 def test_poweroff_from_inside_stops_everything_in_order(tmp_path: Path, command: str) -> None:
     async def scene(host: Host) -> None:
         guest = await host.boot(
-            "(trap 'echo child heard it; exit' TERM; touch var/tmp/ready; "
-            "  while true; do sleep 600 & wait; done) & "
+            "(trap 'echo child heard it; exit' TERM; sleep 600 & touch var/tmp/ready; "
+            "  while true; do wait; done) & "
             "trap 'systemctl is-system-running; exit' TERM; "
             "while [[ ! -e var/tmp/ready ]]; do sleep 0.01; done; "
+            # Started before: a shell's child that has not yet become `sleep` loses a SIGTERM.
+            "sleep 600 & "
             f"systemctl is-system-running; {command}; echo it returns; "
-            "while true; do sleep 600 & wait; done"
+            "while true; do wait; done"
         )
         serial = guest.serial
         assert serial
