@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from outlast.base import numbers
 from outlast.base.codec import format_time
 from outlast.base.exits import INFRASTRUCTURE_REASONS
-from outlast.bucket import history, uptime
+from outlast.bucket import history, listed, uptime
 from outlast.bucket.head import HeadError
 from outlast.bucket.history import Attempt, History
 from outlast.bucket.layout import AttemptStart, Layout
@@ -316,18 +316,20 @@ def count_all() -> ProjectCosts:
     for bucket, stack in experiments.known_buckets().items():
         try:
             store = experiments.open_bucket(bucket, stack)
-            places = [
-                Place(name, store, Layout(f"{experiments.ROOT}{name}", run))
-                for name in experiments.names(store)
-                for run in store.folders(f"{experiments.ROOT}{name}/")
-                if experiments.is_run(run)
-            ]
+            names = experiments.names(store)
+            layouts = experiments.layouts_of(store, [f"{experiments.ROOT}{one}" for one in names])
+            records = listed.read(store, experiments.ROOT, only=frozenset(names).__contains__)
+            view = cast(Store, records)
         except CloudError:
             raise
         except (StoreError, OperateError) as error:
             unread.append(about(f"gs://{bucket}", error))
             continue
-        for one in in_parallel([partial(_counted, place) for place in places], small_reads(store)):
+        jobs = [
+            partial(_counted, Place(run.prefix.removeprefix(experiments.ROOT), view, run))
+            for run in layouts
+        ]
+        for one in in_parallel(jobs, small_reads(store)):
             if isinstance(one, Costs):
                 found.append(one)
             else:

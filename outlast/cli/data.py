@@ -283,11 +283,8 @@ def uses_of(store: Store) -> tuple[dict[str, list[Use]], list[str]]:
     A run names what its HEAD has a fingerprint of and, while it is open, what its newest attempt
     was given. Raises StoreError.
     """
-    runs = [
-        found
-        for name in experiments.names(store)
-        for found in experiments.runs_of(store, f"{experiments.ROOT}{name}")
-    ]
+    paths = [f"{experiments.ROOT}{name}" for name in experiments.names(store)]
+    runs = experiments.runs_of(store, paths)
     jobs = [partial(_named_by, store, found) for found in runs]
     uses: dict[str, list[Use]] = {}
     unread = []

@@ -4,8 +4,9 @@ It needs no stack that is up and no engine, so it also finds what a destroy left
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from outlast.base import folders
 from outlast.bucket.inventory import ROOT, SHARED
 from outlast.bucket.layout import DEVELOPMENT, EXPERIMENT_PATTERN, Layout
 from outlast.bucket.store import NotFound, Object, Store, StoreError, open_store
+from outlast.bucket.transfer import in_parallel, small_reads
 from outlast.cli import endpoint
 from outlast.cli.errors import OperateError, about
 
@@ -169,22 +171,29 @@ def names(store: Store) -> list[str]:
     return [name for name in store.folders(ROOT) if EXPERIMENT_PATTERN.fullmatch(name)]
 
 
-def runs_of(store: Store, path: str) -> Iterator[Found]:
-    """The runs at a path of a bucket, an experiment's or a run's; development runs only by their
-    own path. Their number of objects does not make it slower. Raises StoreError.
+def runs_of(store: Store, paths: Sequence[str]) -> list[Found]:
+    """The runs at these paths of a bucket, each an experiment's or a run's; development runs only
+    by their own path. Their number of objects does not make it slower. Raises StoreError.
     """
-    prefix, _, last = path.rpartition("/")
-    if own := _run_at(store, Layout(prefix, last)):
-        yield own
-        return
-    for name in store.folders(f"{path}/"):
-        if is_run(name) and (found := _run_at(store, Layout(path, name))):
-            yield found
+    own = _runs_at(store, [Layout(*path.rpartition("/")[::2]) for path in paths])
+    below = layouts_of(store, [path for path, run in zip(paths, own, strict=True) if run is None])
+    return [run for run in (*own, *_runs_at(store, below)) if run is not None]
+
+
+def layouts_of(store: Store, paths: Sequence[str]) -> list[Layout]:
+    """The folders that may be runs of the experiments at these paths. Raises StoreError."""
+    jobs = [lambda path=path: [*store.folders(f"{path}/")] for path in paths]
+    found = zip(paths, in_parallel(jobs, small_reads(store)), strict=True)
+    return [Layout(path, name) for path, below in found for name in below if is_run(name)]
 
 
 def is_run(name: str) -> bool:
     """Whether a folder of an experiment may be a run of it; its development runs are not."""
     return name not in SHARED and not name.startswith(DEVELOPMENT)
+
+
+def _runs_at(store: Store, layouts: Sequence[Layout]) -> list[Found | None]:
+    return in_parallel([partial(_run_at, store, one) for one in layouts], small_reads(store))
 
 
 def _run_at(store: Store, layout: Layout) -> Found | None:

@@ -482,7 +482,7 @@ def _in_bucket(name: str, bucket: str, path: str) -> Place:
 def _newest(name: str, store: Store, path: str) -> Place | None:
     """The run at a path whose HEAD is newest. Raises StoreError."""
     paths = [path] if path else [f"{experiments.ROOT}{one}" for one in experiments.names(store)]
-    found = [run for one in paths for run in experiments.runs_of(store, one)]
+    found = experiments.runs_of(store, paths)
     if not found:
         return None
     return Place(name, store, max(found, key=lambda run: run.head.updated).layout)

@@ -2,8 +2,9 @@
 
 import json
 import re
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,12 +15,16 @@ import requests
 from click.testing import CliRunner
 
 from outlast.base.exits import Reason, State
+from outlast.bucket import inventory
 from outlast.bucket.head import End, Head
 from outlast.bucket.layout import DEVELOPMENT, AttemptEnd, BootRecord, Layout
-from outlast.bucket.store import GcsStore, MemoryStore, Store
-from outlast.cli import costs, experiments, overview, render, runs, status
+from outlast.bucket.store import GcsStore, MemoryStore, Operation, Store
+from outlast.bucket.transfer import SMALL_READS
+from outlast.cli import costs, data, engine, experiments, overview, render, runs, status
 from outlast.cli.app import cli
+from outlast.cli.audit import owners
 from outlast.cli.errors import OperateError
+from outlast.cli.prune import select
 from outlast.cli.runs import Place
 from tests.cli.records import heartbeat_record, start_record
 from tests.stores import BUCKET, storage_api  # noqa: F401  a fixture
@@ -151,6 +156,63 @@ def test_a_long_run_takes_no_more_calls(monkeypatch: pytest.MonkeyPatch) -> None
         assert len(overview.read().lines) == 1
         counts.append(dict(counted.calls))
     assert counts[0] == counts[1] == {"folders": 1, "list": 3, "get": 6}, counts
+
+
+MANY = 2 * SMALL_READS
+
+
+@pytest.mark.parametrize(
+    ("read", "together", "calls"),
+    [
+        # Experiments, what runs have records of, each experiment's runs, and each run's objects.
+        (costs.count_all, "list .*[0-9]/|get .*/HEAD", {"list": 4 + 2 * MANY, "get": 6 * MANY}),
+        (lambda: inventory.read(experiments.open_bucket("runs")), "get", {"list": 1, "get": MANY}),
+        (
+            lambda: data.uses_of(experiments.open_bucket("runs")),
+            "list .*[0-9]/|stat|get",
+            {"list": 1 + MANY, "stat": 2 * MANY, "get": 2 * MANY},
+        ),
+        (
+            lambda: runs.find("gs://runs").layout,
+            "list .*[0-9]/|stat",
+            {"list": 1 + MANY, "stat": 2 * MANY},
+        ),
+        # For each run HEAD, and what its newest attempt needs.
+        (
+            lambda: select.plan(select.Rule(timedelta(0), frozenset({"done"}))),
+            "get",
+            {"list": 1, "get": 2 * MANY},
+        ),
+    ],
+)
+def test_many_runs_are_read_many_at_a_time(
+    read: Callable[[], Any],
+    together: str,
+    calls: dict[str, int],
+    memory: MemoryStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of the calls that match only returns once as many others wait as may be under way."""
+    monkeypatch.setattr(memory, "_clock", lambda: START)
+    for number in range(MANY):
+        plant(memory, f"run-{number:02}")
+    monkeypatch.setattr(owners, "read", list)
+    monkeypatch.setattr(engine, "project_name", lambda: "mine")
+    alone = read()
+    barrier = threading.Barrier(SMALL_READS)
+    made: list[str] = []
+
+    def around(operation: Operation, act: Callable[[], Any]) -> Any:
+        made.append(operation.verb)
+        if re.match(together, f"{operation.verb} {operation.path}"):
+            barrier.wait(60)
+        return act()
+
+    store = memory.view(around)
+    store.streams = 8
+    monkeypatch.setattr(experiments, "open_bucket", lambda *_: store)
+    assert read() == alone
+    assert Counter(made) == calls
 
 
 def requests_of(server: str, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

@@ -7,6 +7,7 @@ state. If that cannot be read, everything that might be needed stays.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -21,6 +22,7 @@ from outlast.bucket.inventory import BUNDLES, ENVIRONMENTS, Kept, KeptRun
 from outlast.bucket.layout import AttemptStart
 from outlast.bucket.records import read_record
 from outlast.bucket.store import Damaged, Object, Store, StoreError
+from outlast.bucket.transfer import in_parallel, small_reads
 from outlast.cli import engine, experiments
 from outlast.cli.audit import owners
 from outlast.cli.audit.owners import Owner
@@ -139,8 +141,7 @@ def plan(rule: Rule) -> Plan:
             unread.append(about(f"gs://{name}", error))
     chooser = _Chooser(rule, labels.sanitise(engine.project_name()), known)
     for bucket in found:
-        for kept in bucket.kept:
-            chooser.note_needs(bucket, kept)
+        chooser.note_needs(bucket)
     items = [item for bucket in found for item in chooser.items(bucket)]
     if rule.only and not unread:
         there = {kept.experiment for bucket in found for kept in bucket.kept}
@@ -192,7 +193,7 @@ class _Chooser:
     own: str
     """The Pulumi project, as labels have it."""
     owners: Sequence[Owner]
-    needs: dict[tuple[str, str], _Needs] = field(default_factory=dict)
+    needs: dict[tuple[str, str], _Needs] = field(default_factory=lambda: defaultdict(_Needs))
     """By bucket and experiment."""
     named: set[str] = field(default_factory=set)
     """The paths in buckets that open runs and stacks name."""
@@ -204,14 +205,14 @@ class _Chooser:
         for one in self.owners:
             self.named |= _named_in(one.text)
 
-    def note_needs(self, bucket: _Bucket, kept: Kept) -> None:
-        """Reads what the experiment's open runs need."""
-        needs = self.needs.setdefault((bucket.name, kept.experiment), _Needs())
-        for run in kept.runs:
-            if not run.is_open(bucket.now):
-                continue
+    def note_needs(self, bucket: _Bucket) -> None:
+        """Reads what the bucket's open runs need."""
+        runs = [(kept, run) for kept in bucket.kept for run in kept.runs if run.is_open(bucket.now)]
+        jobs = [partial(_newest_start, bucket.store, run) for _, run in runs]
+        starts = in_parallel(jobs, small_reads(bucket.store))
+        for (kept, run), start in zip(runs, starts, strict=True):
+            needs = self.needs[bucket.name, kept.experiment]
             url = f"gs://{bucket.name}/{run.layout.root}"
-            start = _newest_start(bucket.store, run)
             if start is None:
                 needs.unknown = f"{url} is open, and what it needs cannot be read"
                 self.unknown.append(needs.unknown)
