@@ -60,7 +60,10 @@ def test_a_mistyped_call_is_one_sentence_and_exit_64(args, code, sentence):
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("call", [["stop"], ["status"], ["kill", "vm"], ["preempt", "vm"]])
+@pytest.mark.parametrize(
+    "call",
+    [["stop"], ["status"], *([verb, "vm"] for verb in ("kill", "preempt", "freeze", "thaw"))],
+)
 def test_without_a_local_cloud_every_call_names_the_one_that_starts_it(call, tmp_path: Path):
     done = outlast("cloud", *call, "--state", str(tmp_path))
     assert done.returncode == 1

@@ -117,6 +117,12 @@ def test_what_the_rehearsal_does_done_by_hand(shell: Shell):
     shell.cloud("kill", vm)
     wait_until(lambda: committed_in(shell, 3), "steps of attempt 3")
     assert [a["reason"] for a in shell.status()["attempts"][:2]] == ["preempted", "vm-lost"]
+    (line,) = [line for line in shell.cloud("status").splitlines() if "RUNNING" in line]
+    vm = line.split()[0]
+    shell.cloud("freeze", vm)
+    wait_until(lambda: shell.status()["state"] == "silent", "a frozen VM is silent")
+    shell.cloud("thaw", vm)
+    wait_until(lambda: shell.status()["state"] in ("running", "done"), "the VM works again")
 
     found = clouds.find(shell.state)
     assert found is not None

@@ -31,6 +31,7 @@ from tests.tools.test_docs import ROOT
 RUN_BY = {
     "outlast --version": ("tests/engine/test_wheel.py", '"outlast", "--version"'),
     "outlast checkpoints": ("tests/trainers/test_hostile_results.py", '"checkpoints"'),
+    "outlast cloud freeze": ("tests/cli/test_cloud.py", 'cloud("freeze"'),
     "outlast cloud kill": ("tests/cli/test_cloud.py", 'cloud("kill"'),
     "outlast cloud preempt": ("tests/cli/test_cloud.py", 'cloud("preempt"'),
     "outlast cloud start": ("tests/cli/test_cloud.py", 'cloud("start"'),

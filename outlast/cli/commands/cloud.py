@@ -209,3 +209,29 @@ def preempt(vm: str, state: Path | None) -> None:
     """
     _running(state).act(vm, "preempt")
     say(f"{vm}: preempted")
+
+
+@cloud.command()
+@click.argument("vm")
+@_state_option
+def freeze(vm: str, state: Path | None) -> None:
+    """Stop the time of a VM: it gives no sign of life, and is not recreated.
+
+    \b
+    outlast cloud freeze first-0123456789-x1y2
+    """
+    _running(state).act(vm, "freeze")
+    say(f"{vm}: frozen; `outlast cloud thaw {vm}` lets it work again")
+
+
+@cloud.command()
+@click.argument("vm")
+@_state_option
+def thaw(vm: str, state: Path | None) -> None:
+    """Let a frozen VM work again.
+
+    \b
+    outlast cloud thaw first-0123456789-x1y2
+    """
+    _running(state).act(vm, "thaw")
+    say(f"{vm}: works again")
