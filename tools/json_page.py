@@ -48,8 +48,8 @@ COMMON: Mapping[int, str] = {
 ENDED = {code: f"the run is {state.value}" for state, code in EXITS.items()}
 OWN: Mapping[str, Mapping[int, str]] = {
     "audit": {
-        1: "something could not be read or removed; the rest is printed",
-        FOUND: "there are findings",
+        1: "something could not be read; the rest is printed",
+        FOUND: "there are findings, or some could not be removed",
     },
     "data ls": {1: "a run could not be read, so data may have more uses; the rest is printed"},
     "doctor": {UNHEALTHY: "an up would not work"},

@@ -82,7 +82,7 @@ class LocalCloud:
         has ended: another program may now use its port.
         """
         if not _is_cloud(self.pid, self.state):
-            raise CloudError(f"local cloud {self.pid}: has ended; see `outlast cloud start`.")
+            raise CloudError(f"local cloud {self.pid}: has ended; start one: outlast cloud start.")
         try:
             answer = ask(
                 self.url + path,
@@ -97,7 +97,8 @@ class LocalCloud:
             if error.status:
                 raise CloudError(error.words or str(error)) from None
             raise CloudError(
-                f"local cloud at {self.url}: does not answer ({error}); see `outlast cloud start`."
+                f"local cloud at {self.url}: does not answer ({error}); start one: outlast cloud"
+                " start."
             ) from None
 
     def vms(self) -> list[dict[str, Any]]:
@@ -359,4 +360,8 @@ def _last_line(log: Path, start: int) -> str:
     """The last line of a log from a byte on, without those of a cloud that runs: of two that start
     on one folder, the other may have written last."""
     lines = [line for line in _lines_of(log, start) if not line.startswith((RUNS, NOTE))]
-    return lines[-1] if lines else f"it said nothing; {sys.executable} -m outlast.localcloud serve"
+    return (
+        lines[-1]
+        if lines
+        else f"it printed nothing; see: {sys.executable} -m outlast.localcloud serve"
+    )

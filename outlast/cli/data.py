@@ -105,7 +105,7 @@ def chosen_bucket(named: str | None) -> tuple[Store, str]:
     elif len(known) == 1:
         (bucket,) = known
     elif known:
-        raise UsageError(f"bucket: there are {', '.join(sorted(known))}; say which with --bucket")
+        raise UsageError(f"bucket: there are {', '.join(sorted(known))}; name one with --bucket")
     else:
         raise OperateError(
             "no bucket: neither OUTLAST_BUCKET nor the settings of a stack of this project name"
@@ -172,7 +172,9 @@ def push(store: Store, bucket: str, path: Path, name: str, *, delete: bool = Fal
             BRIEF(partial(store.delete, found.path, generation=found.generation))
         there = find(store, url).fingerprint
     except PreconditionFailed as error:
-        raise OperateError(f"data {url}: was changed by someone else meanwhile ({error})") from None
+        raise OperateError(
+            f"data {url}: was changed by someone else meanwhile ({error}); push again"
+        ) from None
     except (DataError, StoreError, OSError) as error:
         raise OperateError(f"data {url}: {error}; the same command continues") from None
     if not same_data(there, fingerprint_of(path, files)):
@@ -234,7 +236,10 @@ def _refuse_used(store: Store, url: str) -> None:
     try:
         uses, unread = uses_of(store)
     except StoreError as error:
-        raise OperateError(f"data {url}: whether a run uses it is not known: {error}") from None
+        raise OperateError(
+            f"data {url}: whether a run uses it is not known: {error}; try again, or push under"
+            " another name"
+        ) from None
     if unread:
         raise OperateError(
             f"data {url}: whether a run uses it is not known: {unread[0]}; repair that run, or push"

@@ -223,9 +223,9 @@ def _parameter(
 
     numbers = [*shape, offset, size]
     if not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError(f"{name}: its shape and place must be whole numbers")
+        raise ValueError(f"{name}: its shape, offset and size must be whole numbers")
     if offset + size > binary.stat().st_size:
-        raise ValueError(f"{name}: ends at byte {offset + size}, behind the file's end")
+        raise ValueError(f"{name}: ends at byte {offset + size}, past the file's end")
     found = tuple(shape)
     if dtype == "bytes":
         return Parameter(file, name, found, dtype, None)
@@ -285,7 +285,7 @@ def _depth(tree: Mapping[str, Any]) -> int:
     while level:
         seen += len(level)
         if seen > len(left):
-            raise ValueError("its trees are not trees")
+            raise ValueError("its trees share nodes or have cycles")
         below = [child for node in level for child in (left[node], right[node]) if child >= 0]
         depth, level = depth + bool(below), below
     return depth

@@ -57,8 +57,8 @@ def delete(place: Place) -> None:
     except ComputeError as error:
         wanted = " AND ".join(f"labels.{key}={value}" for key, value in place.labels.items())
         raise OperateError(
-            "what the stack's state may have lost could not be looked for or deleted"
-            f" ({error}); see what is left, which may be billed: gcloud compute instances list"
+            "resources that the stack's state may have lost could not be looked for or deleted"
+            f" ({error}); they may be billed; list them with: gcloud compute instances list"
             f" --project {place.project} --filter '{wanted}'"
         ) from None
     try:
@@ -67,7 +67,7 @@ def delete(place: Place) -> None:
     except ComputeError as error:
         _log.warning(
             "service accounts, roles and bindings that the stack's state may have lost, which cost"
-            f" nothing, were not looked for or not deleted ({error}); see those whose description"
+            f" nothing, could not be looked for or deleted ({error}); see those whose description"
             f" ends in {place.mark}: gcloud iam service-accounts list --project {place.project}"
         )
 
@@ -87,5 +87,5 @@ def identities(place: Place) -> Iterator[Resource]:
 
 
 def _delete(one: Resource) -> None:
-    _log.info(f"{one.kind} {one.name}: the state did not know it; deleted")
+    _log.info(f"{one.kind} {one.name}: was missing from the state; deleted")
     one.delete()

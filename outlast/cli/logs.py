@@ -40,9 +40,13 @@ def chosen(place: Place, attempt: int | None) -> int:
         return there[-1]
     if attempt in there:
         return attempt
-    known = f"{there[0]} to {there[-1]}" if there else "none yet; see outlast logs --boot"
-    which = "attempt" if attempt is None else f"attempt {attempt}"
-    raise UsageError(f"{place.name}: has no {which}; its attempts are {known}")
+    if not there:
+        raise UsageError(
+            f"{place.name}: has no attempt yet; outlast logs {place.name} --boot shows how its VM"
+            " boots"
+        )
+    known = f"{there[0]} to {there[-1]}"
+    raise UsageError(f"{place.name}: has no attempt {attempt}; its attempts are {known}")
 
 
 class Reader:
@@ -187,7 +191,10 @@ class Serial:
             start = book.starts.get(attempt) if book else None
             if start is None:
                 chosen(place, attempt)
-                raise OperateError(f"{place.name}: attempt {attempt} left no record of its VM")
+                raise OperateError(
+                    f"{place.name}: attempt {attempt} left no record of its VM; leave out --attempt"
+                    " for the VM that exists now"
+                )
             self.vm = start.instance
             self._path = f"zones/{start.zone.rpartition('/')[2]}/instances/{start.instance}"
             return

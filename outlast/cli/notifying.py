@@ -68,7 +68,7 @@ def announcement_of(status: Status) -> Announcement | None:
     book = status.history
     newest = book.attempts[-1] if book and book.attempts else None
     if event is Event.STUCK:
-        message = (status.wait.why if status.wait else "") or "no VM has come to an attempt"
+        message = (status.wait.why if status.wait else "") or "no VM has reached an attempt"
     else:
         seconds = status.silence.total_seconds() if status.silence is not None else 0.0
         message = f"last heartbeat {seconds:.0f} s ago"

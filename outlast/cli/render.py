@@ -129,7 +129,7 @@ def _say_failures(
     if len(failed) > FAILURES_SHOWN:
         console.print(f"{of}{len(failed) - FAILURES_SHOWN} earlier attempts failed too")
     for attempt in failed[-FAILURES_SHOWN:]:
-        how = attempt.reason or "fails unless its VM is stopping"
+        how = attempt.reason or "will fail unless its VM is stopping"
         _line(console, f"{of}attempt {attempt.term} {how}: {one_line(attempt.why)}")
     for line in [] if done or not failed else _excerpt(failed[-1].stderr):
         text = one_line(_BUNDLE.sub('"', line))
@@ -266,7 +266,7 @@ def show_status(status: Status) -> None:
         of = f" of part {book.part}" if book.part else ""
         step += f", {span(status.left)} left{of} at {book.rate:.3g} steps/s"
     if book.head.state in (State.FAILED, State.STOPPED) and book.head.step < book.step:
-        step += f"; its newest checkpoint is of step {book.head.step}"
+        step += f"; its newest checkpoint is at step {book.head.step}"
     _line(console, f"{status.experiment}: run {status.run} is {state}, {step}")
     if status.why:
         _line(console, f"{status.state}: {one_line(status.why)}")
@@ -279,7 +279,7 @@ def show_status(status: Status) -> None:
     open_state = status.state if status.silence is not None else "not ended"
     console.print(_attempts_table(book.attempts, open_state))
     if wait:
-        _line(console, f"the next is {_waited(wait)}")
+        _line(console, f"the next attempt: {_waited(wait)}")
         _say_serial(console, wait)
     for attempt in book.attempts:
         if attempt.changed:
@@ -317,7 +317,7 @@ def _say_metrics(console: Terminal, metrics: Mapping[str, Last], now: int | None
     for name, value, step in lines:
         text = f"{name:{label}}  {value}"
         if now is not None and step != now:
-            text = f"{text:{label + width + 4}}of step {step}"
+            text = f"{text:{label + width + 4}}at step {step}"
         console.print(text, soft_wrap=True)
     if len(metrics) > len(shown):
         console.print(f"and {len(metrics) - len(shown)} more: --json has them all")
@@ -383,7 +383,7 @@ def show_overview(found: Overview) -> None:
         if console.is_terminal:  # the table alone is for programs
             _line(console, _PRICES.format(date=pricing.dates()))
     if found.without:
-        _line(console, f"no VM has worked on it yet: {', '.join(found.without)}")
+        _line(console, f"without a run yet: {', '.join(found.without)}")
     if not (found.lines or found.without or found.unread):
         _line(console, "no experiments yet; outlast up starts one")
     show_unread(found.unread)

@@ -246,7 +246,9 @@ class OpenedRun:
         if part is not None:
             self._part(head, part)
         elif names := [one.name for one in self._parts(head)]:
-            raise OperateError(f"{place.name}: name one of its parts: {shown(names)}")
+            raise OperateError(
+                f"{place.name}: the run has parts; name one of them (--part): {shown(names)}"
+            )
         # The newest one is in HEAD itself, unless the run was set back behind it.
         tagged = _best_of(head.chain, part or "")
         if not tagged and head.older_chain is not None:
@@ -277,8 +279,8 @@ class OpenedRun:
             why = f" ({head.end.why})" if head.end and head.end.why else ""
             then = (
                 "outlast fetch --best fetches its best checkpoint, and outlast resume continues it"
-                if head.state is State.PRUNED
-                else "it has one once it is done"
+                if head.state.ended
+                else "it has one once it is done; outlast wait waits for that"
             )
             raise OperateError(
                 f"{self._place.name}: the run is {head.state.value} at step {self.step}{why} and "
@@ -437,10 +439,10 @@ def _in_folder(folder: Path) -> Place:
     if not (folder / "HEAD").exists():
         if (folder / "attempts").is_dir():
             raise UsageError(
-                f"{folder}: its HEAD is missing, but attempts exist; repair it: "
+                f"{folder}: its HEAD is missing, but attempts exist; repair it with: "
                 f"outlast repair {folder}"
             )
-        near = _near(folder) or "give the run-dir that a training was given"
+        near = _near(folder) or "name the folder that a training was started with (--run-dir)"
         raise UsageError(f"{folder}: {_no_run(folder)}; {near}")
     try:
         return Place(str(folder), open_store(str(folder), reading=True), Layout("", ""), folder)

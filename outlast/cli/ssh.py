@@ -84,7 +84,7 @@ def _in_process_tree(stack: str, vm: Vm, command: Sequence[str]) -> Session:
     root = environment.get(ROOT_VARIABLE)
     if not root:
         raise OperateError(
-            f"{stack}: VM {vm.name} of the local cloud is a machine of QEMU without a way to log"
+            f"{stack}: VM {vm.name} of the local cloud is a QEMU machine without a way to log"
             f" in; outlast logs {stack} --boot --follow shows its serial port"
         )
     shell = environment.get("SHELL", "/bin/bash")
@@ -107,7 +107,7 @@ def _first_process(vm: Vm) -> int:
         raise CloudError(f"VM {vm.name}: {error}; see outlast cloud status") from None
     pids = [one["pid"] for one in vms if one["name"] == vm.name and one["pid"]]
     if not pids:
-        raise CloudError(f"VM {vm.name}: does not run now; see outlast cloud status")
+        raise CloudError(f"VM {vm.name}: is not running now; see outlast cloud status")
     return int(pids[0])
 
 
@@ -116,7 +116,9 @@ def _environment(pid: int) -> dict[str, str]:
     try:
         text = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError as error:
-        raise CloudError(f"process {pid} of the VM: {error.strerror}") from None
+        raise CloudError(
+            f"process {pid} of the VM: its environment cannot be read ({error.strerror})"
+        ) from None
     pairs = (entry.decode(errors="surrogateescape").partition("=") for entry in text.split(b"\0"))
     return {name: value for name, _, value in pairs if name}
 

@@ -93,8 +93,8 @@ def stop(
         head = head_file.read().head
     except HeadLost:
         raise OperateError(
-            f"run {run}: has no HEAD: no VM has started it yet; pulumi destroy ends the wait for"
-            " one."
+            f"run {run}: no VM has started it yet, so there is nothing to stop; outlast destroy"
+            f" {deployed.stack} ends the wait for a VM."
         ) from None
     if head.state.ended:
         raise OperateError(f"run {run}: has already ended ({head.state}).")
@@ -134,7 +134,7 @@ def _idle(deployed: Deployed) -> str:
     )
     found = status.read(place)
     if found.state is not Standing.RUNNING:
-        return f"no VM is at work on it, it is {found.state}"
+        return f"no VM is at work on it (it is {found.state})"
     assert found.history is not None
     if found.history.phase in IDLE_PHASES:
         return "its VM has not begun to train"

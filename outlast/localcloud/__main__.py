@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         "--guest",
         choices=("process", "vm"),
         default=Options.guest,
-        help="what a VM is: a process tree, or a machine of QEMU from the guest images of --image",
+        help="what a VM is: a process tree, or a QEMU machine from the guest images of --image",
     )
     command.add_argument(
         "--no-provider", action="store_true", help="do not start the engine's provider adapter"

@@ -27,7 +27,7 @@ from outlast.localcloud.http.request_facts import RequestFacts
 from outlast.localcloud.http.senders import Senders
 
 ADDRESSED: ContextVar[str] = ContextVar("addressed", default="")
-"""The cloud's address in the current request. A machine of QEMU reaches it by another one."""
+"""The cloud's address in the current request. A QEMU machine reaches it by another one."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Options:
     guests: bool = True
     """Whether VMs run anything; otherwise they boot and stop at once."""
     guest: Literal["process", "vm"] = "process"
-    """What a VM is: a process tree, or a machine of QEMU."""
+    """What a VM is: a process tree, or a QEMU machine."""
     provider: bool = True
     parent_pid: int | None = None
 

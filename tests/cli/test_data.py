@@ -163,7 +163,7 @@ def test_an_empty_folder_is_refused(store: MemoryStore, tmp_path: Path) -> None:
 
 def test_a_bucket_of_several_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiments, "buckets", lambda: {"a": "one", "b": "two"})
-    with pytest.raises(UsageError, match="bucket: there are a, b; say which with --bucket"):
+    with pytest.raises(UsageError, match="bucket: there are a, b; name one with --bucket"):
         data.chosen_bucket(None)
     monkeypatch.setattr(experiments, "buckets", dict)
     with pytest.raises(OperateError, match="no bucket: neither OUTLAST_BUCKET"):

@@ -166,7 +166,7 @@ def test_a_verdict_that_is_held_back_is_shown_with_the_traceback(capsys) -> None
     assert found.as_json()["attempts"][0]["stderr"] == list(TRACE)
     render.show_status(found)
     lines = capsys.readouterr().out.splitlines()
-    start = lines.index("attempt 1 fails unless its VM is stopping: the trainer exited with 1")
+    start = lines.index("attempt 1 will fail unless its VM is stopping: the trainer exited with 1")
     assert lines[start + 1] == "  Traceback (most recent call last):"
 
 

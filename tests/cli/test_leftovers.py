@@ -122,7 +122,7 @@ def test_what_ends_in_the_stacks_mark_is_deleted_and_nothing_else(
     assert found(place) == own
     words = log_lines()
     leftovers.delete(place)
-    assert words == [f"{one}: the state did not know it; deleted" for one in own]
+    assert words == [f"{one}: was missing from the state; deleted" for one in own]
     assert found(place) == []
     assert found(Place(PROJECT, OTHERS[other], bucket)) == theirs
     policy = cloud.ok("GET", f"/storage/v1/b/{bucket}/iam")

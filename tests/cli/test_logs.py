@@ -75,7 +75,7 @@ def test_an_attempt_without_output_and_one_that_is_not_there(place: Place, found
     with pytest.raises(UsageError, match="first: has no attempt 9; its attempts are 1 to 2"):
         logs.chosen(place, 9)
     new = Place("new", MemoryStore(), layout("new"))
-    with pytest.raises(UsageError, match="new: has no attempt; its attempts are none yet; see"):
+    with pytest.raises(UsageError, match="new: has no attempt yet; outlast logs new --boot"):
         logs.chosen(new, None)
 
 

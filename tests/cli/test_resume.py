@@ -232,8 +232,8 @@ def test_an_open_run_shows_the_last_value_of_each_metric_and_the_time_that_is_le
     assert shown[0][-len(left) :] == left
     assert shown[-3:] == [
         ["loss", "not", "finite"],
-        ["note", "x", "of", "step", "40"],
-        ["val/accuracy", "0.875", "of", "step", "30"],
+        ["note", "x", "at", "step", "40"],
+        ["val/accuracy", "0.875", "at", "step", "30"],
     ]
 
 
@@ -317,7 +317,7 @@ def test_status_names_the_checkpoint_from_which_a_stopped_run_would_resume(capsy
     heartbeat = heartbeat_record(1, 9, START, total=100, row={"step": 9})
     made.memory.put(LAYOUT.heartbeat(1), heartbeat.to_json())
     render.show_status(status.read(place(made)))
-    said = "failed (user-failed), step 9 of 100; its newest checkpoint is of step 0\n"
+    said = "failed (user-failed), step 9 of 100; its newest checkpoint is at step 0\n"
     assert said in capsys.readouterr().out
 
 

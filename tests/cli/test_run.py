@@ -75,7 +75,7 @@ def test_what_is_not_done_is_neither_fetched_nor_destroyed(cloud: Cloud, code: i
     cloud.ends = code
     done = outlast("run", "first", "--destroy")
     assert done.exit_code == code and cloud.calls == ["up first", "watch first"]
-    assert ("then: outlast fetch first" in done.stderr) == (code == 130)
+    assert ("once it is done: outlast fetch first" in done.stderr) == (code == 130)
 
 
 def test_a_result_that_is_not_whole_here_keeps_the_stack(cloud: Cloud) -> None:

@@ -288,9 +288,9 @@ def test_a_run_in_a_bucket(
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("./nothing", "no such folder; give the run-dir"),
-        (Path("."), "holds no run; give the run-dir"),
-        ("afile/run", "no such folder; give the run-dir"),
+        ("./nothing", "no such folder; name the folder that"),
+        (Path("."), "holds no run; name the folder that"),
+        ("afile/run", "no such folder; name the folder that"),
         ("Exp", "'Exp': is not an experiment, folder or gs:// path"),
     ],
 )

@@ -133,16 +133,16 @@ def test_a_machine_of_qemu_is_refused_with_what_to_use(
     listed: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh, "_environment", lambda _: {"PATH": "/bin"})
-    with pytest.raises(OperateError, match="is a machine of QEMU .* outlast logs first --boot"):
+    with pytest.raises(OperateError, match="is a QEMU machine .* outlast logs first --boot"):
         ssh.session("first", GROUP)
 
 
 def test_a_local_vm_that_has_just_gone(listed: list[dict[str, Any]]) -> None:
     listed[1]["pid"] = 2**22 + 1
-    with pytest.raises(CloudError, match="of the VM: No such file"):
+    with pytest.raises(CloudError, match="of the VM: its environment cannot be read .No such file"):
         ssh.session("first", GROUP)
     listed[1] = {**listed[1], "pid": None}
-    with pytest.raises(CloudError, match="VM first-x1: does not run now"):
+    with pytest.raises(CloudError, match="VM first-x1: is not running now"):
         ssh.session("first", GROUP)
 
 

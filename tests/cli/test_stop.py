@@ -94,10 +94,10 @@ def test_a_checkpoint_that_lacks_steps_is_said_to() -> None:
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (lambda: at_work(silent_sec=40), "no VM is at work on it, it is silent"),
-        (lambda: at_work(silent_sec=700), "no VM is at work on it, it is lost"),
+        (lambda: at_work(silent_sec=40), "no VM is at work on it (it is silent)"),
+        (lambda: at_work(silent_sec=700), "no VM is at work on it (it is lost)"),
         (lambda: at_work("setup"), "its VM has not begun to train"),
-        (lambda: stack(WORKING, now=NOW), "no VM is at work on it, it is waiting"),
+        (lambda: stack(WORKING, now=NOW), "no VM is at work on it (it is waiting)"),
     ],
 )
 def test_without_a_vm_at_work_the_run_ends_at_once(made: Any, why: str) -> None:
@@ -118,7 +118,7 @@ def test_a_vm_that_dies_after_the_request_loses_the_steps_and_that_is_said() -> 
         made.memory._clock = lambda: NOW + timedelta(seconds=40)
 
     done = stopped(made, lambda: None, dies)
-    assert done.how is stop.How.AT_ONCE and done.why.endswith("it is silent")
+    assert done.how is stop.How.AT_ONCE and done.why.endswith("(it is silent)")
     assert done.lost == STEP - 9
     assert read_record(made.memory, LAYOUT.stop_request(0), StopRequest) is not None
 
@@ -148,7 +148,7 @@ def test_a_run_that_is_not_open_is_refused() -> None:
     HeadFile(made.memory, LAYOUT).end_from_outside(State.STOPPED, Reason.STOPPED)
     with pytest.raises(OperateError, match="has already ended"):
         stop.stop(made)
-    with pytest.raises(OperateError, match="has no HEAD: no VM has started it yet"):
+    with pytest.raises(OperateError, match="no VM has started it yet, so there is nothing to stop"):
         stop.stop(stack(None))
 
 
@@ -172,7 +172,7 @@ def test_ctrl_c_ends_only_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pauses, "wait", interrupted)
     done = CliRunner().invoke(cli, ["stop", "dev", "--json"])
     assert done.exit_code == 130 and done.stdout == ""
-    assert "a VM that was asked still stops" in done.stderr
+    assert "if a VM was asked, it still stops" in done.stderr
     assert read_head(made.memory, LAYOUT).head.state is State.OPEN
     assert made.memory.stat(LAYOUT.stop_request(0))
 

@@ -121,7 +121,7 @@ def test_a_run_survives_every_change(stack: Project, store: Store):
     stack.cloud.act(walk.vm()["name"], "kill")
 
     def waits() -> bool:
-        return "the next is waiting" in stack.outlast("status", "dev")
+        return "the next attempt: waiting" in stack.outlast("status", "dev")
 
     until(waits, "the group waits for a VM")
     said = stack.outlast("destroy", "dev")

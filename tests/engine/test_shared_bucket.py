@@ -140,13 +140,13 @@ def test_a_second_stack_leaves_a_shared_bucket_as_it_is(stacks: Stacks):
         (urn,) = re.findall(rf"urn:\S+:{kind}::\S*", stacks.pulumi("stack", "-u", "-s", "two"))
         stacks.pulumi("state", "delete", urn, "--target-dependents", "--yes", "-s", "two")
     said = stacks.outlast("destroy", "two", "--message", "gone")
-    assert re.search(r"group two-\S+: the state did not know it; deleted", said), said
-    assert re.search(r"template \S+: the state did not know it; deleted", said), said
-    assert re.search(r"service account outlast-two@\S+: the state did not know it", said), said
-    assert re.search(r"role outlast_two_\S+: the state did not know it; deleted", said), said
+    assert re.search(r"group two-\S+: was missing from the state; deleted", said), said
+    assert re.search(r"template \S+: was missing from the state; deleted", said), said
+    assert re.search(r"service account outlast-two@\S+: was missing from the state", said), said
+    assert re.search(r"role outlast_two_\S+: was missing from the state; deleted", said), said
     assert re.search(r"bindings in gs://\S+: \S+ of outlast-two@", said), said
     assert stacks.groups() == ["one"]
     left = stacks.cloud.audit()
     assert len(left["service_accounts"]) == len(left["roles"]) == 1, left
-    assert "did not know" not in stacks.outlast("destroy", "one")
+    assert "missing from the state" not in stacks.outlast("destroy", "one")
     assert stacks.groups() == []

@@ -1,4 +1,4 @@
-"""A bake on a machine of QEMU, from the real indexes of Debian and Python, interrupted once; and a
+"""A bake on a QEMU machine, from the real indexes of Debian and Python, interrupted once; and a
 VM of the image, which installs nothing."""
 
 import signal

@@ -1,4 +1,4 @@
-"""A machine of QEMU in a local cloud, before its system is up: power, disk, and its end."""
+"""A QEMU machine in a local cloud, before its system is up: power, disk, and its end."""
 
 import signal
 import subprocess

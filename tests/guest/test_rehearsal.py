@@ -47,7 +47,7 @@ def rehearse(scenario: str) -> Mapping[str, Any]:
     """The report of a rehearsal that held, and that left no machine when it ended."""
     with rehearsal(scenario) as (process, folder):
         printed, said = process.communicate()
-        assert not machines(folder), "a machine of QEMU is left"
+        assert not machines(folder), "a QEMU machine is left"
     assert printed, said
     assert "VMs are machines of QEMU" in said
     report = json.loads(printed)

@@ -148,15 +148,15 @@ def remove(found: Audit, *, open_runs: bool = False) -> tuple[list[str], list[st
 
 
 def _claim(project: str, one: Finding, now: Iterable[Owner]) -> str:
-    """Which stack owns it by now, or may be creating it; empty for none."""
+    """Which stack owns it now, or may be creating it; empty for none."""
     for owner in now:
         of_stack = one.mark and labels.stack_of(one.mark)[:2] == (owner.project, owner.stack)
         if (project, one.path) in owner.paths:
-            return f"stack {owner.name} owns it by now"
+            return f"stack {owner.name} owns it now"
         if of_stack and owner.busy:
             return f"stack {owner.name} is being brought up"
         if one.path and one.path == _home(owner):
-            return f"stack {owner.name} is up by now"
+            return f"stack {owner.name} is up now"
     return ""
 
 
@@ -407,7 +407,7 @@ class _Auditor:
             if not objects:
                 continue
             if any(self._is_young(one.updated) for one in objects):
-                self.waiting.append(f"{kind} of {home}: one is younger than the least age")
+                self.waiting.append(f"{kind} of {home}: one is younger than --min-age")
                 continue
             yield Finding(
                 *(kind, f"{home}/{kind}/", "its stack is not up, and all its runs have ended"),
@@ -420,7 +420,7 @@ class _Auditor:
         if any(one.bucket == bucket.name for one in self.owners.values()):
             return None
         if self._is_young(datetime.fromisoformat(str(bucket.body["timeCreated"]))):
-            self.waiting.append(f"bucket {bucket.name}: is younger than the least age")
+            self.waiting.append(f"bucket {bucket.name}: is younger than --min-age")
             return None
         return Finding(
             *("bucket", bucket.name, "it is empty, and no stack of this backend uses it"),

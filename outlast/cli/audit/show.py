@@ -27,9 +27,9 @@ def show_audit(found: Audit) -> None:
         cost = found.cost
         month = cost.said(pricing.HOURS_A_MONTH) if cost.items else "nothing"
         many = "1 finding" if len(found.findings) == 1 else f"{len(found.findings)} findings"
-        line(f"{many} in {found.project}, {month} a month by prices of {pricing.dates()}")
+        line(f"{many} in {found.project}, {month} a month at list prices of {pricing.dates()}")
     else:
-        line(f"{found.project}: nothing is there that no stack owns")
+        line(f"{found.project}: no findings")
     for sentence in found.waiting:
         line(f"not judged: {sentence}")
     for sentence in found.kept:

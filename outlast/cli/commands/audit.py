@@ -10,7 +10,7 @@ from outlast.cli.terminal import confirmed, say
 
 
 @click.command()
-@click.option("--project", default="", metavar="ID", help="The Google project; see below.")
+@click.option("--project", default="", metavar="ID", help="The Google project.")
 @click.option("--remove", is_flag=True, help="Delete the findings, after showing them.")
 @click.option("--open-runs", is_flag=True, help="With --remove: also what an open run may need.")
 @click.option("--yes", "-y", is_flag=True, help="With --remove: do not ask.")
@@ -20,7 +20,7 @@ from outlast.cli.terminal import confirmed, say
     show_default=True,
     metavar="MINUTES",
     type=click.IntRange(min=0),
-    help="Leave alone what is younger: an up of another backend may be creating it.",
+    help="Skip what is younger: an up with another backend may be creating it.",
 )
 @json_option(documents.Audit)
 def audit(
@@ -30,8 +30,9 @@ def audit(
 
     That is everything with the labels of this folder's Pulumi project, in all zones, that no stack
     of the current backend has in its state, and VMs whose runs have ended. Each finding says why it
-    is one and what it costs a month. The Google project is that of the stacks' settings, else of
-    the environment or gcloud. Exit code 3: there are findings. 1: something could not be read.
+    is one and what it costs a month. Without --project, the Google project is that of the
+    stacks' settings, else of the environment, else of gcloud. Exit code 3: there are findings, or
+    some could not be removed; 1: something could not be read.
 
     \b
     outlast audit

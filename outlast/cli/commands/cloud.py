@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def cloud() -> None:
-    """A small Compute Engine on this machine, for `pulumi up` without an account.
+    """Run a small Compute Engine on this machine, for `pulumi up` without an account.
 
     \b
     eval "$(outlast cloud start)"
@@ -67,7 +67,9 @@ def _running(state: Path | None) -> "LocalCloud":
 
 @cloud.command()
 @_state_option
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: any free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="The port; default: any free one."
+)
 @guest_options
 @provider_option
 def start(
@@ -75,7 +77,7 @@ def start(
 ) -> None:
     """Serve the local cloud in the background and print what to export.
 
-    If it is already running, only print it.
+    If it is already running, only print that.
 
     \b
     eval "$(outlast cloud start)"
@@ -145,7 +147,7 @@ def stop(state: Path | None) -> None:
 def reset(state: Path | None) -> None:
     """End every VM and delete everything in the local cloud, including buckets and stacks.
 
-    It keeps its address; the next `pulumi up` finds nothing.
+    The local cloud keeps its address; the next `pulumi up` starts from scratch.
 
     \b
     outlast cloud reset
@@ -174,10 +176,10 @@ def cloud_status(state: Path | None) -> None:
         say(note)
     vms = found.vms()
     for vm in vms:
-        group = f"group {vm['group']}" if vm["group"] else "of no group"
+        group = f"group {vm['group']}" if vm["group"] else "no group"
         say(f"{vm['name']}  {vm['status']}  {vm['zone']}  {group}")
     if not vms:
-        say("no VM")
+        say("no VMs")
     exists = found.audit()
     for group in exists["groups"]:
         say(f"group {group}")
@@ -189,7 +191,7 @@ def cloud_status(state: Path | None) -> None:
 @click.argument("vm")
 @_state_option
 def kill(vm: str, state: Path | None) -> None:
-    """Cut a VM without a notice, as a host error does.
+    """Kill a VM without a notice, as a host error does.
 
     \b
     outlast cloud kill first-0123456789-x1y2

@@ -22,20 +22,22 @@ def data() -> None:
 
 
 def _bucket_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option("--bucket", help="Default: the one of this project's stacks.")(function)
+    return click.option("--bucket", help="Default: the bucket of this project's stacks.")(function)
 
 
 @data.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("name", required=False)
 @_bucket_option
-@click.option("--delete", is_flag=True, help="Delete there what FOLDER lacks.")
+@click.option(
+    "--delete", is_flag=True, help="Delete files from the bucket that FOLDER does not have."
+)
 @json_option(documents.DataPushed, help="Print path and fingerprint as JSON.")
 def push(folder: Path, name: str | None, bucket: str | None, delete: bool, as_json: bool) -> None:
     """Upload a folder or file as gs://BUCKET/data/NAME, which every VM may read.
 
-    NAME is FOLDER's own by default. Files that are there already are skipped, so the same command
-    continues an interrupted push. It is refused while an open run names data that it would change.
+    By default, NAME is the name of FOLDER. Files that are already there are skipped, so the same
+    command continues an interrupted push. A push is refused if it would change data of an open run.
 
     \b
     outlast data push ~/datasets/mnist
@@ -61,7 +63,7 @@ def push(folder: Path, name: str | None, bucket: str | None, delete: bool, as_js
 def ls(bucket: str | None, as_json: bool) -> None:
     """List the data in the bucket: name, files, bytes, fingerprint, the runs that use it.
 
-    Exit code 1: a run could not be read, so that it may use more.
+    Exit code 1: a run could not be read, so data may have more uses.
 
     \b
     outlast data ls

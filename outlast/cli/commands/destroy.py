@@ -17,9 +17,10 @@ from outlast.cli.terminal import say
 def destroy(experiment: str, flags: tuple[str, ...], as_json: bool) -> None:
     """Run pulumi destroy without its questions, after recovering from an interrupted update.
 
-    What the stack's state has lost is found in the project by the stack's labels, and by the mark
-    in descriptions, and deleted too. The bucket is kept, with everything that the run has
-    committed: the next up resumes it. Flags of pulumi destroy may follow EXPERIMENT.
+    Resources that the stack's state has lost are deleted too: they are found in the project by the
+    stack's labels, or by the mark in their descriptions. The bucket stays, with everything that the
+    run has committed, so the next up resumes the run. Flags of pulumi destroy may follow
+    EXPERIMENT.
 
     \b
     outlast fetch first && outlast destroy first

@@ -23,7 +23,9 @@ def dev() -> None:
     """
 
 
-user_option = click.option("--user", default="", help="Who to log in as; default: gcloud's choice.")
+user_option = click.option(
+    "--user", default="", help="User to log in as; default: gcloud's choice."
+)
 
 
 def _way(experiment: str, user: str) -> "tuple[Deployed, Way]":
@@ -33,7 +35,7 @@ def _way(experiment: str, user: str) -> "tuple[Deployed, Way]":
 
     deployed = stack.find(experiment)
     if deployed.group is None:
-        raise NotUp(f"stack {experiment}: has no group of VMs; outlast up {experiment}")
+        raise NotUp(f"stack {experiment}: has no group of VMs; outlast up {experiment} creates it")
     return deployed, Way(deployed.group, user)
 
 
@@ -44,10 +46,16 @@ def _way(experiment: str, user: str) -> "tuple[Deployed, Way]":
     type=click.Path(path_type=Path),
     help="The folder to follow; default: outlast:source of the stack.",
 )
-@click.option("--destination", help="Folder on the VM; default: outlast-dev/EXPERIMENT at home.")
+@click.option(
+    "--destination", help="Folder on the VM; default: outlast-dev/EXPERIMENT in the home folder."
+)
 @user_option
-@click.option("--exclude", multiple=True, metavar="GLOB", help="Left out, too; repeatable.")
-@click.option("--share-gpu", is_flag=True, help="Run even while the open run may use the GPU.")
+@click.option(
+    "--exclude", multiple=True, metavar="GLOB", help="Files to leave out as well; repeatable."
+)
+@click.option(
+    "--share-gpu", is_flag=True, help="Train even while the experiment's open run may use the GPU."
+)
 def sync(
     experiment: str,
     source: Path | None,
@@ -58,10 +66,11 @@ def sync(
 ) -> None:
     """Keep code on the VM up to date and train it as run dev-…, until Ctrl-C.
 
-    What `outlast up` would deliver of the folder is copied, one way; what is deleted here is
-    deleted there. Each change of the code starts another dev run, in the experiment's folder of the
-    bucket; the experiment's own run is left alone, but shares its machine. A recreated VM gets
-    everything again. Packages are those of the experiment's run.
+    Everything that `outlast up` would deliver of the folder is copied to the VM, never back; what
+    you delete here is deleted there. Each change of the code starts another dev run, in the
+    experiment's folder of the bucket. The experiment's own run continues, on the same machine. A
+    recreated VM gets everything again. A dev run uses the packages of the experiment's run, and its
+    code runs as the user who logs in.
 
     \b
     outlast dev sync first
@@ -89,8 +98,8 @@ def _source_of(experiment: str) -> Path:
         if one.stack == experiment and one.source is not None:
             return one.source
     raise UsageError(
-        f"source: the stack's file does not name one in outlast:source; give --source FOLDER"
-        f" (experiment {experiment})"
+        f"source: stack {experiment} does not set outlast:source in its settings file; name the"
+        " folder with --source FOLDER"
     )
 
 
@@ -103,8 +112,8 @@ def _source_of(experiment: str) -> Path:
 def pull(experiment: str, remote: str, local: Path, user: str, as_json: bool) -> None:
     """Copy a file or folder from the VM to LOCAL, verified by size and SHA-256.
 
-    REMOTE is relative to the home folder there, or absolute. In an existing folder, it keeps its
-    name. Nothing here is replaced, and links are refused.
+    REMOTE is absolute, or relative to the home folder on the VM. If LOCAL is an existing folder,
+    the copy goes into it. No existing file is replaced, and links are refused.
 
     \b
     outlast dev pull first outlast-dev/first/profile.json .

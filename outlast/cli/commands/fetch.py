@@ -21,9 +21,11 @@ into_folder = click.option(
 @click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
 @into_folder
 @click.option("--best", is_flag=True, help="The best checkpoint so far, instead of the result.")
-@click.option("--part", metavar="NAME", help="Of one part of a run with parts.")
+@click.option("--part", metavar="NAME", help="Only this part of a run with parts.")
 @click.option("--curves", is_flag=True, help="Also draw training_curves.png.")
-@click.option("--notebook", is_flag=True, help="Also write curves.ipynb, and its rows.jsonl.")
+@click.option(
+    "--notebook", is_flag=True, help="Also write curves.ipynb, and rows.jsonl, which it draws."
+)
 @click.option("--tensorboard", is_flag=True, help="Also write a folder for TensorBoard.")
 @json_option(documents.Fetched, form=Form.SEVERAL, help="Print paths and files as JSON.")
 def fetch(
@@ -42,8 +44,8 @@ def fetch(
     again; a file with other bytes is never replaced. EXPERIMENT may also be a run's folder or gs://
     path. Exit code 1: the result is missing, or cannot be read or written.
 
-    --curves, --notebook and --tensorboard write what the run logged, each step once, also of a run
-    that still trains. --curves needs matplotlib: pip install 'outlast[curves]'.
+    --curves, --notebook and --tensorboard write what the run logged, each step once, even while the
+    run is still training. --curves needs matplotlib: pip install 'outlast[curves]'.
 
     \b
     outlast wait first && outlast fetch first

@@ -21,7 +21,7 @@ def guest_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "--guest",
         type=click.Choice(GUESTS),
         default=GUESTS[0],
-        help="What a VM is: a process tree (the default), or a machine of QEMU with a real Debian "
+        help="What a VM is: a process tree (the default), or a QEMU machine with a real Debian "
         "(make guest-image).",
     )(function)
 

@@ -15,7 +15,7 @@ from outlast.cli.terminal import say
 @click.option(
     "--to",
     metavar="gs://BUCKET",
-    help="Copy the run into this bucket, and never continue it in the old one.",
+    help="Move the run to this bucket; it can then not continue in the old one.",
 )
 @json_option(documents.HandedOver)
 def handover(run: str, owner: str, to: str | None, as_json: bool) -> None:
@@ -23,8 +23,8 @@ def handover(run: str, owner: str, to: str | None, as_json: bool) -> None:
 
     RUN is the run's gs:// path, OWNER the stack that continues it, as organization/project/stack: a
     stack that was renamed, or moved to another backend, project or bucket. A refused preview prints
-    both. With --to, everything is copied and compared before the run changes its place; if that is
-    interrupted, the same command finishes it, and the command without --to takes it back.
+    both. With --to, everything is copied and compared before the run moves; if that is interrupted,
+    the same command finishes it, and the command without --to undoes it.
 
     \b
     outlast handover gs://runs/experiments/first/0123456789 organization/outlast/second

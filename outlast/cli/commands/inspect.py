@@ -10,14 +10,14 @@ from outlast.cli.commands.output import json_option, say_json
 @click.argument("experiment")
 @click.option("--best", is_flag=True, help="The best checkpoint, instead of the result.")
 @click.option("--newest", is_flag=True, help="The newest checkpoint, instead of the result.")
-@click.option("--part", metavar="NAME", help="Of one part of a run with parts.")
+@click.option("--part", metavar="NAME", help="Only this part of a run with parts.")
 @json_option(documents.Inspected)
 def inspect(experiment: str, best: bool, newest: bool, part: str | None, as_json: bool) -> None:
     """Show the parameters of a result or checkpoint: name, shape, type, count and norm.
 
-    Of an XGBoost model, its trees. Everything is verified first, and nothing is unpickled: a file
-    that may hold a pickle is only named. EXPERIMENT may also be a run's folder or gs:// path. Exit
-    code 1: there is none, or it cannot be read.
+    For an XGBoost model, show its trees. Everything is verified first, and nothing is unpickled: a
+    file that may hold a pickle is only named. EXPERIMENT may also be a run's folder or gs:// path.
+    Exit code 1: there is no result or checkpoint, or it cannot be read.
 
     \b
     outlast inspect first

@@ -10,15 +10,15 @@ from outlast.cli.commands.output import Form, json_option, say_json
 
 @click.command()
 @click.option("--mine", is_flag=True, help="Only experiments of this project's stacks.")
-@click.option("--every", is_flag=True, help="Every run, not only each experiment's newest.")
+@click.option("--every", is_flag=True, help="Every run, not only the newest of each experiment.")
 @json_option(documents.Line, form=Form.LIST, help="Print them as JSON.")
 def list(mine: bool, every: bool, as_json: bool) -> None:
     """List the runs: state, step, steps a second, time left, last heartbeat, cost so far.
 
-    They are read from the buckets that the settings of this project's stacks name, or from the one
-    that OUTLAST_BUCKET names; no stack has to be up. --mine leaves out experiments that no
-    settings file of this project names: no record says which person started a run. Exit code 1:
-    something could not be read.
+    The runs are read from the bucket that OUTLAST_BUCKET names, or else from those that the
+    settings of this project's stacks name; no stack has to be up. --mine leaves out experiments
+    that no settings file of this project names; it does not know which person started a run. Exit
+    code 1: something could not be read.
 
     \b
     outlast list --mine

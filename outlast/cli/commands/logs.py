@@ -9,16 +9,22 @@ from outlast.cli.terminal import say
 
 @click.command()
 @click.argument("experiment")
-@click.option("--attempt", type=click.IntRange(1), metavar="N", help="The default is the newest.")
-@click.option("--follow", is_flag=True, help="Wait for more, until the run has ended.")
-@click.option("--boot", is_flag=True, help="The serial port of its VM, and boots that failed.")
+@click.option(
+    "--attempt", type=click.IntRange(1), metavar="N", help="The attempt; default: the newest."
+)
+@click.option(
+    "--follow", is_flag=True, help="Print new lines as they come, until the run has ended."
+)
+@click.option(
+    "--boot", is_flag=True, help="Print the serial port of its VM, and boots that failed."
+)
 @json_option(documents.LogLine, form=Form.LINES, help="Print each line as JSON.")
 def logs(experiment: str, attempt: int | None, follow: bool, boot: bool, as_json: bool) -> None:
     """Print what the trainer of an attempt wrote to stdout and stderr.
 
     EXPERIMENT may also be a run's folder or gs:// path. A VM uploads the output once a minute. With
-    --boot, print the serial port of the VM instead, which exists as long as the VM does. Exit code
-    1: it cannot be read, or no VM exists; 64: the run has no such attempt.
+    --boot, print the serial port of the VM instead, which can be read as long as the VM exists.
+    Exit code 1: it cannot be read, or no VM exists; 64: the run has no such attempt.
 
     \b
     outlast logs first --follow

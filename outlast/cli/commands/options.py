@@ -22,5 +22,5 @@ def notify_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--notify",
         is_flag=True,
-        help="Send OUTLAST_WEBHOOK a message if a run is silent or lost, or never starts.",
+        help="Send a message to OUTLAST_WEBHOOK if a run is silent or lost, or never starts.",
     )(function)

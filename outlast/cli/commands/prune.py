@@ -11,14 +11,26 @@ from outlast.cli.terminal import confirmed, say
 
 @click.command()
 @click.argument("experiments", metavar="[EXPERIMENT]...", nargs=-1)
-@click.option("--older-than", default="30d", show_default=True, metavar="AGE", help="Such as 12h.")
 @click.option(
-    "--state", default="done,failed", show_default=True, metavar="STATES", help="Of the runs."
+    "--older-than",
+    default="30d",
+    show_default=True,
+    metavar="AGE",
+    help="How long ago a run ended, such as 12h.",
+)
+@click.option(
+    "--state",
+    default="done,failed",
+    show_default=True,
+    metavar="STATES",
+    help="The states of the runs to delete.",
 )
 @click.option("--keep-results", is_flag=True, help="Of a done run, delete only the checkpoints.")
-@click.option("--bundles", is_flag=True, help="Also bundles that nothing uses.")
-@click.option("--environments", is_flag=True, help="Also installed packages that nothing uses.")
-@click.option("--dry-run", is_flag=True, help="Only show it.")
+@click.option("--bundles", is_flag=True, help="Also delete bundles that nothing uses.")
+@click.option(
+    "--environments", is_flag=True, help="Also delete installed packages that nothing uses."
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @json_option(documents.Prune, help="Print it as JSON; delete only with --yes.")
 def prune(
@@ -34,9 +46,9 @@ def prune(
 ) -> None:
     """Delete old runs from the buckets, after showing how large they are and what they cost.
 
-    Runs that are still open stay, and so does what an open run or a stack that is up needs. All
-    experiments of this project are looked at, or those that are named. A prune that was interrupted
-    can be repeated. Exit code 1: something could not be read or deleted.
+    Open runs stay, and so does everything that an open run, or a stack that is up, needs. Without
+    EXPERIMENT, all experiments of this project are pruned. If a prune is interrupted, run it again.
+    Exit code 1: something could not be read or deleted.
 
     \b
     outlast prune --older-than 90d --keep-results --bundles --environments

@@ -16,20 +16,21 @@ from outlast.cli.terminal import say
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="The default is report-EXPERIMENT.html.",
+    help="The page; default: report-EXPERIMENT.html.",
 )
 @click.option("--sweep", "is_sweep", is_flag=True, help="EXPERIMENT is a sweep, or its file.")
 @json_option(
-    *(documents.Facts, documents.SweepFacts), help="Print its facts as JSON, without a page."
+    *(documents.Facts, documents.SweepFacts),
+    help="Print the facts of the page as JSON, and write no page.",
 )
 def report(experiment: str, output: Path | None, is_sweep: bool, as_json: bool) -> None:
     """Write one HTML page about a run or sweep, for a browser or phone without a network.
 
-    About a run it has the attempts on a timeline, the curves of all metrics, goodput, cost,
-    configuration and the last lines of the logs; about a sweep, its leaderboard and the curves of
-    its trials. EXPERIMENT may also be a run's folder or gs:// path, a sweep's name or its file, and
-    it may still train. Text that looks like a key is left out. Exit code 1: it cannot be read, or
-    the page cannot be written.
+    The page of a run shows its attempts on a timeline, the curves of all metrics, goodput, cost,
+    configuration and the last lines of the logs; that of a sweep, its leaderboard and the curves of
+    its trials. EXPERIMENT may also be a run's folder or gs:// path, or a sweep's name or file; the
+    run may still be training. Text that looks like a key is left out. Exit code 1: the run cannot
+    be read, or the page cannot be written.
 
     \b
     outlast report first

@@ -28,8 +28,8 @@ def run(experiment: str, flags: tuple[str, ...], into: Path, destroy: bool, as_j
 
     Ctrl-C ends only this command: the run continues in the cloud, and outlast watch and outlast
     fetch continue here. Flags of pulumi up may follow EXPERIMENT. With --destroy, the stack is
-    destroyed once the result is here and verified, and never without one. Exit codes are those of
-    outlast wait, and 130 after Ctrl-C.
+    destroyed once the result is here and verified; without a result it stays. Exit codes are those
+    of outlast wait, and 130 after Ctrl-C.
 
     \b
     outlast run first --destroy
@@ -49,7 +49,7 @@ def run(experiment: str, flags: tuple[str, ...], into: Path, destroy: bool, as_j
         say(f"warning: {done.why}", err=True)
     code = watched((name,), as_json=as_json)
     if code == exits.CTRL_C:
-        say(f"outlast: then: outlast fetch {name}", err=True)
+        say(f"outlast: once it is done: outlast fetch {name}", err=True)
     if code != exits.DONE:
         sys.exit(code)
     found = fetching.fetch(runs.find(name), into)

@@ -12,7 +12,8 @@ def ssh(experiment: str, command: tuple[str, ...]) -> None:
     """Open a shell on the VM that works on an experiment now, or run a command there.
 
     On Google: gcloud compute ssh through Identity-Aware Proxy, which outlast:ssh iap allows. On the
-    local cloud: a shell with the VM's environment in its root folder. The exit code is the shell's.
+    local cloud: a shell with the VM's environment, in its root folder. The exit code is that of the
+    shell or command.
 
     \b
     outlast ssh first

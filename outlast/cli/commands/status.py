@@ -15,9 +15,9 @@ from outlast.cli.terminal import say
 def status(experiments: tuple[str, ...], as_json: bool) -> None:
     """Show how runs stand: state, attempts, last value of each metric, time left.
 
-    Without an EXPERIMENT, all are listed, as by outlast list. It may also be a run's folder or
-    gs:// path. The records are in the bucket, so it works after a destroy too. A VM is silent after
-    three missed heartbeats, and lost once another may take over.
+    Without an EXPERIMENT, all runs are listed, as by outlast list. EXPERIMENT may also be a run's
+    folder or gs:// path. The records are in the bucket, so it works after a destroy too. A run is
+    silent after three missed heartbeats, and lost once another VM may take it over.
 
     \b
     outlast status first second

@@ -17,17 +17,17 @@ from outlast.cli.terminal import say
     type=click.FloatRange(min=0, min_open=True),
     default=10.0,
     show_default=True,
-    help="How long its VM has for the checkpoint; then the run is ended without one.",
+    help="How long the VM has for the checkpoint; after that, the run is ended without one.",
 )
-@click.option("--now", is_flag=True, help="Take no checkpoint.")
+@click.option("--now", is_flag=True, help="End the run at once, without a last checkpoint.")
 @json_option(documents.Stopped)
 def stop(experiment: str, timeout_minutes: float, now: bool, as_json: bool) -> None:
     """End a run as stopped, after a last checkpoint. outlast resume continues it.
 
-    Its VM is asked for the checkpoint, and sees that with its next heartbeat. If no VM is at work,
-    or it is silent, the run is ended at once, and the steps since the newest checkpoint are lost.
-    Ctrl-C ends only the waiting: the request stays, and the next VM ends the run if this one is
-    preempted first. Exit code 1: the run is not open, or cannot be read.
+    The VM sees the request with its next heartbeat. If no VM is at work, or it is silent, the run
+    is ended at once, and the steps since the newest checkpoint are lost. Ctrl-C ends only the
+    waiting: the request stays, and if this VM is preempted first, the next one ends the run. Exit
+    code 1: the run is not open, or cannot be read.
 
     \b
     outlast stop first
@@ -43,7 +43,7 @@ def stop(experiment: str, timeout_minutes: float, now: bool, as_json: bool) -> N
             done = stopping.stop(deployed, now=now, limit_sec=60 * timeout_minutes)
         except KeyboardInterrupt:
             say(
-                f"outlast: a VM that was asked still stops; outlast status {experiment} shows when",
+                f"outlast: if a VM was asked, it still stops; see outlast status {experiment}",
                 err=True,
             )
             sys.exit(exits.CTRL_C)

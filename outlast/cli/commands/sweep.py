@@ -20,7 +20,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 jobs_option = click.option(
     "--jobs",
     type=click.IntRange(1, 64),
-    help="How many stacks are worked on side by side; by default one for each core.",
+    help="How many stacks to work on at the same time; default: one for each core.",
 )
 
 
@@ -28,8 +28,8 @@ jobs_option = click.option(
 def sweep() -> None:
     """Try many values of an experiment's parameters, each as a trial with its own run.
 
-    A sweep is a YAML file: base, a stack; parameters, lists or ranges; search, grid or random;
-    trials, parallel, budget, metric, goal and stopping (docs/sweeps.md).
+    A YAML file describes a sweep: base (a stack), parameters (lists or ranges), search (grid,
+    random or ask), trials, parallel, budget, metric, goal and stopping; see docs/sweeps.md.
 
     \b
     outlast sweep preview lr.yaml
@@ -40,15 +40,23 @@ def sweep() -> None:
 
 def asked_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """FILE, or the short form of a grid."""
-    for option in (
+    options = (
         click.argument("file", required=False),
-        click.option("--grid", multiple=True, metavar="NAME=VALUE,…", help="Instead of FILE."),
-        click.option("--base", metavar="STACK", help="With --grid: the experiment."),
-        click.option("--name", help="With --grid: the sweep's name; by default the stack's."),
+        click.option(
+            "--grid",
+            multiple=True,
+            metavar="NAME=VALUE,…",
+            help="Instead of FILE: a parameter and its values; repeatable.",
+        ),
+        click.option("--base", metavar="STACK", help="With --grid: the stack that trials vary."),
+        click.option("--name", help="With --grid: the sweep's name; default: that of the stack."),
         click.option("--metric", help="With --grid: what the leaderboard compares."),
-        click.option("--goal", type=click.Choice(["max", "min"]), help="With --metric."),
-        click.option("--parallel", type=int, help="With --grid: trials at once."),
-    ):
+        click.option(
+            "--goal", type=click.Choice(["max", "min"]), help="With --metric: which is better."
+        ),
+        click.option("--parallel", type=int, help="With --grid: open trials at the same time."),
+    )
+    for option in reversed(options):  # the last one applied is the first in the help
         command = option(command)
     return command
 
@@ -76,7 +84,7 @@ def _asked(file: str | None, grid: tuple[str, ...], **named: Any) -> "Prepared":
 def preview(as_json: bool, **asked: Any) -> None:
     """Show the trials of a sweep, and what they cost, before any money is spent.
 
-    Nothing is created. What can be read is looked at: which trials have ended already, and the
+    Nothing is created. It reads, as far as it may, which trials have already ended and the
     project's quotas.
 
     \b
@@ -98,14 +106,14 @@ def preview(as_json: bool, **asked: Any) -> None:
 @sweep.command(context_settings=HELP)
 @asked_options
 @jobs_option
-@click.option("--wait", is_flag=True, help="Stay, and start waiting trials as others end.")
+@click.option("--wait", is_flag=True, help="Stay, and start the waiting trials as others end.")
 @json_option(documents.SweepOutcome)
 def up(jobs: int | None, wait: bool, as_json: bool, **asked: Any) -> None:
     """Start the trials of a sweep that are missing.
 
     A trial that is up, or has ended, is left alone, so the same command continues after Ctrl-C, a
-    crash or a closed laptop. A trial starts if less than parallel others are open and its worst
-    case fits the rest of the budget; the others wait for the next up. Exit code 1: a trial could
+    crash or a closed laptop. A trial starts if fewer than `parallel` others are open and its worst
+    case fits the rest of the budget; otherwise it waits for the next up. Exit code 1: a trial could
     not be started, or another process works on the sweep; 130 after Ctrl-C.
 
     \b
@@ -161,10 +169,10 @@ def status(where: str, as_json: bool) -> None:
 
 @sweep.command("leaderboard", context_settings=HELP)
 @click.argument("where", metavar="FILE|NAME")
-@click.option("--metric", help="Compare by this metric, instead of the sweep's.")
-@click.option("--goal", type=click.Choice(["max", "min"]), help="Instead of the sweep's.")
+@click.option("--metric", help="Compare by this metric instead of the sweep's.")
+@click.option("--goal", type=click.Choice(["max", "min"]), help="Instead of the sweep's goal.")
 @click.option("--step", type=click.IntRange(0), help="Compare at this step.")
-@click.option("--every", is_flag=True, help="Trials of earlier code and parameters too.")
+@click.option("--every", is_flag=True, help="Also show trials of earlier code and parameters.")
 @json_option(documents.Leaderboard)
 def show_leaderboard(
     where: str, metric: str | None, goal: str | None, step: int | None, every: bool, as_json: bool
@@ -217,7 +225,7 @@ def fetch(where: str, best: bool, into: Path, as_json: bool) -> None:
         with reading(f"sweep {objects.name}"):
             first = leaderboard.of(objects, state).best
         if first is None:
-            raise OperateError(f"sweep {objects.name}: no trial has a value to be the best by.")
+            raise OperateError(f"sweep {objects.name}: no trial has a value of its metric yet.")
         runs = [first.trial.record.run]
     if not runs:
         raise OperateError(f"sweep {objects.name}: no trial is done yet.")
@@ -290,10 +298,12 @@ def ask(where: str, params: str, as_json: bool) -> None:
 @sweep.command(context_settings=HELP)
 @click.argument("where", metavar="FILE|NAME")
 @click.argument("trials", nargs=-1, metavar="[ID]...")
-@click.option("--wait", is_flag=True, help="Wait until they have ended.")
+@click.option("--wait", is_flag=True, help="Wait until the trials have ended.")
 @json_option(documents.TrialLine, form=Form.LIST)
 def tell(where: str, trials: tuple[str, ...], wait: bool, as_json: bool) -> None:
-    """Tell the results of trials, by default of all: state, last value, best value.
+    """Print the results of trials, by default of all: state and last value.
+
+    --json prints the best value too. ID is what ask and status print.
 
     \b
     outlast sweep tell lr 1698ebe3ab --wait --json

@@ -15,7 +15,7 @@ from outlast.cli.terminal import say
 @click.option(
     "--timeout-minutes",
     type=click.FloatRange(min=0, min_open=True),
-    help="Give up after so long.",
+    help="Give up after this time.",
 )
 @json_option(documents.Line, form=Form.LIST, help="Print how they ended as JSON.")
 @notify_option
@@ -25,8 +25,8 @@ def wait(
     """Wait until runs have ended; the exit code says how.
 
     It looks every 30 s, less often while nothing changes. EXPERIMENT may also be a run's folder or
-    gs:// path. Exit code, of the first that is not done: 0 done, 3 failed, 4 stopped, 5 expired, 6
-    pruned, 124 timed out; 1 it cannot be read, 64 the experiment does not exist.
+    gs:// path. Exit code 0: all are done. Otherwise that of the first run that is not: 3 failed, 4
+    stopped, 5 expired, 6 pruned, 124 timed out. 1: a run cannot be read; 64: it does not exist.
 
     \b
     outlast wait first && outlast fetch first

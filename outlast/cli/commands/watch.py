@@ -43,6 +43,6 @@ def watched(experiments: tuple[str, ...], *, as_json: bool = False, notify: bool
                     render.show_unread(notifier.look(lines))
     except KeyboardInterrupt:
         names = " ".join(experiments)
-        say(f"outlast: the runs continue without this; again: outlast watch {names}", err=True)
+        say(f"outlast: the runs continue; to watch them again: outlast watch {names}", err=True)
         return exits.CTRL_C
     return watching.exit_code(lines)

@@ -143,7 +143,10 @@ class Destination:
         """Raises Refused for a folder that is not only the code's."""
         self.path = place(named)
         if self.path in (HOME, Path(ROOT or "/"), Path("/")):
-            raise Refused(f"destination {named}: is not a folder for code alone; name another one")
+            raise Refused(
+                f"destination {named}: is a folder that holds more than code; name another one with"
+                " --destination"
+            )
         self.state = self.path.with_name(f".{self.path.name}.outlast-dev")
         self._known = self.state / "files.json"
         self._held = -1
@@ -154,7 +157,9 @@ class Destination:
     def open(self, session: str) -> None:
         """Takes the folder for this connection. Raises Refused."""
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_dir()):
-            raise Refused(f"destination {self.path}: is not a folder; name another one")
+            raise Refused(
+                f"destination {self.path}: is not a folder; name another one with --destination"
+            )
         if not self.state.exists() and self.path.exists() and any(self.path.iterdir()):
             raise Refused(
                 f"destination {self.path}: holds files that are not from outlast dev; name another"
@@ -449,7 +454,7 @@ class Run:
             raise Refused("the VM has not fetched its bundle yet", again=True)
         if not (bundle / "outlast/supervisor/development.py").is_file():
             raise Refused(
-                "this VM's bundle is of an Outlast without dev sync; bring a new one up with"
+                "this VM's bundle has an Outlast without dev sync; bring a new one up with"
                 " outlast up, which applies once the VM is recreated"
             )
         return bundle

@@ -120,7 +120,7 @@ class Channel:
                     raise Refused(str(message.get("why")))
                 return message, payload
             if time.monotonic() - self._heard_at > silent_sec:
-                raise Lost(f"has said nothing for {silent_sec:.0f} s")
+                raise Lost(f"has sent nothing for {silent_sec:.0f} s")
             if left <= 0:
                 return {}, b""
 
@@ -151,7 +151,7 @@ class Channel:
         while view:
             _, ready, _ = select.select([], [handle], [], SILENT_SEC)
             if not ready:
-                raise Lost(f"has taken nothing for {SILENT_SEC:.0f} s")
+                raise Lost(f"has accepted nothing for {SILENT_SEC:.0f} s")
             try:
                 view = view[os.write(handle, view) :]
             except BlockingIOError:

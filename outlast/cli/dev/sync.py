@@ -69,14 +69,16 @@ class Sync:
                         found = channel.begin(destination=self.destination, session=self._session)
                         files = found.get("files")
                         if not isinstance(files, dict):
-                            raise Lost("does not answer as an agent does")
+                            raise Lost(
+                                "answers with something other than the agent's list of files"
+                            )
                         failures, self._connected = 0, True
                         self.say_once(f"{where}: code goes to {found.get('path')}")
                         _Follower(self, channel, files).follow()
             except Lost as error:
                 failures += 1
                 if failures >= TRIES and not self._connected:
-                    way = "on Google, is outlast:ssh set to iap, and may you log in?"
+                    way = "on Google, set outlast:ssh to iap, and check that outlast ssh can log in"
                     raise OperateError(f"{where}: {error}; {way}") from None
                 check_local_cloud()
                 self.say_once(f"{where}: {error}; looking for a VM again")
@@ -215,7 +217,7 @@ class _Follower:
         if kind == "output":
             self._sync.show(payload)
         elif kind == "ended":
-            _log.info(f"the development run ended with exit code {message.get('code')}")
+            _log.info(f"the dev run ended with exit code {message.get('code')}")
         elif kind == "refused":
             self._refused(message)
         return kind

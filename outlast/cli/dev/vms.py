@@ -63,7 +63,7 @@ class Way:
             environment = ssh.local_environment(vm)
             if ssh.ROOT_VARIABLE not in environment:
                 raise OperateError(
-                    f"VM {vm.name}: is a machine of QEMU (--guest vm), which outlast dev cannot"
+                    f"VM {vm.name}: is a QEMU machine (--guest vm), which outlast dev cannot"
                     " enter; use the local cloud without --guest"
                 )
             channel = Channel(PYTHON, environment)

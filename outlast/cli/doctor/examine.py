@@ -246,12 +246,12 @@ def _api(project: str, name: str, call: Callable[[], Any]) -> list[Check]:
             return [Check(about, Verdict.PROBLEM, why)]
         if error.status == 404:
             why = (
-                f"{about}: knows no project {project}, or you may not see it; gcloud projects list"
-                " shows yours"
+                f"{about}: project {project} does not exist, or you may not see it; gcloud projects"
+                " list shows yours"
             )
             return [Check(about, Verdict.PROBLEM, why)]
         if error.status == 403:
-            why = f"{about}: may be enabled, but you may not ask it ({said}); see the permissions"
+            why = f"{about}: may be enabled, but you may not use it ({said}); see the permissions"
             return [Check(about, Verdict.WARNING, why)]
         return [Check(about, Verdict.WARNING, f"{about}: did not answer ({said}); try again")]
     return [Check(about, Verdict.OK)]
@@ -380,8 +380,8 @@ def _counts(settings: Settings) -> list[Check]:
         if count >= limit:
             why = (
                 f"{about}: project {settings.project} has {count}, and Google's default limit is"
-                f" {limit}; outlast audit finds those that no stack owns, {remedies[what]}, or ask"
-                " for more on the page Quotas of the console"
+                f" {limit}; outlast audit finds those that no stack owns; or {remedies[what]}, or"
+                " ask for more on the page Quotas of the console"
             )
             found.append(Check(about, Verdict.WARNING, why))
         else:

@@ -58,7 +58,7 @@ def write(
     finally:
         writer.close()
     if not files:
-        raise OperateError("the run has no metric yet, which TensorBoard could show")
+        raise OperateError("the run has no metric yet that TensorBoard could show")
     return [file.relative_to(folder).as_posix() for file in files]
 
 

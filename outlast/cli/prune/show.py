@@ -29,8 +29,8 @@ def show_plan(found: Plan) -> None:
             table.add_row(*map(one_line, shown))
         console.print(table)
         line(
-            f"{len(found.items)} to delete, {size(found.size)}, {found.month} a month by prices of"
-            f" {pricing.dates()}"
+            f"{len(found.items)} to delete, {size(found.size)}, {found.month} a month at list"
+            f" prices of {pricing.dates()}"
         )
     else:
         line("nothing to prune by this rule")

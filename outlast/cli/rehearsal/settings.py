@@ -46,7 +46,7 @@ VM_SETTINGS = {
 """The pace of machines of QEMU: the platform's grace period, and time for a machine that is
 emulated."""
 VM_PATIENCE = 10
-"""How many times as long as a process tree a machine of QEMU may take."""
+"""How many times as long as a process tree a QEMU machine may take."""
 LOCAL_PLACE = {
     "gcp:project": "outlast-rehearsal",
     "gcp:region": "europe-west4",

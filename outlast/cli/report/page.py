@@ -168,7 +168,7 @@ def story(facts: Facts) -> list[str]:
         said += f" on {vms} VM{'' if vms == 1 else 's'}"
     sentences = [f"{said}."]
     if end is not None and end.reason not in (Reason.DONE, Reason.STOPPED):
-        sentences.append(f"It ended because: {end.reason}.")
+        sentences.append(f"The reason of its end: {end.reason}.")
     if end is not None and end.why:
         sentences.append(f"Its trainer ended it: {end.why}")
     if facts.status.wait is not None:
@@ -191,7 +191,9 @@ def _interruptions(facts: Facts) -> str:
             reasons[str(one.reason)] = reasons.get(str(one.reason), 0) + 1
     named = ", ".join(f"{amount} {reason}" for reason, amount in reasons.items())
     said = f"The platform interrupted it {_times(count)} ({named}): "
-    said += f"{facts.steps_lost:,} steps were repeated" if facts.steps_lost else "no step was lost"
+    said += (
+        f"{facts.steps_lost:,} steps were repeated" if facts.steps_lost else "no step was repeated"
+    )
     cost = facts.preemptions
     if cost is not None:
         said += (
@@ -244,7 +246,9 @@ def _tiles(facts: Facts) -> list[Tile]:
     if facts.costs is not None:
         tiles.append(Tile("cost", facts.costs.said, f"{facts.costs.hours:.2f} VM hours"))
     if facts.goodput is not None:
-        tiles.append(Tile("goodput", f"{facts.goodput.share:.1%}", "of the time made kept steps"))
+        tiles.append(
+            Tile("goodput", f"{facts.goodput.share:.1%}", "of the time went into kept steps")
+        )
     lost = f"{facts.steps_lost:,} steps repeated" if facts.steps_lost else "no step repeated"
     tiles.append(Tile("interruptions", f"{facts.interruptions}", lost))
     return tiles

@@ -206,14 +206,14 @@ def _check_search(where: str, sweep: Sweep) -> None:
 
 def _check_budget(where: str, budget: Budget | None) -> None:
     if budget is not None and (budget.dollars is None) == (budget.hours is None):
-        raise UsageError(f"{where}: budget: must have dollars or hours, one of them.")
+        raise UsageError(f"{where}: budget: must have either dollars or hours.")
 
 
 def _check_metric(where: str, asked: Document) -> None:
     if asked.metric and not asked.goal:
         raise UsageError(f"{where}: goal: is missing beside metric; set it to max or min.")
     if asked.goal and not asked.metric:
-        raise UsageError(f"{where}: goal {asked.goal!r}: needs a metric; set metric, too.")
+        raise UsageError(f"{where}: goal {asked.goal!r}: needs a metric; set metric as well.")
     if asked.stopping and not asked.metric:
         raise UsageError(f"{where}: stopping: needs a metric; set metric and goal.")
 
@@ -269,7 +269,7 @@ def _range(field: str, value: Mapping[str, Any]) -> Range:
         raise UsageError(f"{field}.log {_shown(log)}: must be true or false.")
     if least >= most:
         raise UsageError(
-            f"{field}: min {least} is not below max {most}; exchange them, or give a list."
+            f"{field}: min {least} is not below max {most}; swap them, or give a list."
         )
     if log and least <= 0:
         raise UsageError(

@@ -79,7 +79,9 @@ class SweepLock:
         try:
             self._held = put_new(self._store, self._path, self._record.to_json(), replaces=replaces)
         except PreconditionFailed:
-            raise Busy(f"sweep {self._sweep}: {_WORKS} it, since this moment; {_WAIT}") from None
+            raise Busy(
+                f"sweep {self._sweep}: another outlast sweep has just begun to work on it; {_WAIT}"
+            ) from None
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -108,7 +110,7 @@ class SweepLock:
         if age > STALE_SEC or (holder.host == socket.gethostname() and not is_alive(holder.pid)):
             _log.info(
                 f"sweep {self._sweep}: {holder.user}@{holder.host} (pid {holder.pid}) ended without"
-                " giving its lock back; it is taken over"
+                " releasing its lock, which is taken over"
             )
             return
         raise Busy(

@@ -81,8 +81,8 @@ def planned(sweep: Sweep, trials: Sequence[Trial], state: SweepState) -> Plan:
             if worst.dollars is None:
                 raise UsageError(
                     f"budget.dollars {budget.dollars:g}: no price is known for"
-                    f" {', '.join(worst.hour.unknown)}, so that the worst case is unknown; give"
-                    " budget hours, or leave it out."
+                    f" {', '.join(worst.hour.unknown)}, so the worst case is unknown; give"
+                    " budget.hours instead, or leave the budget out."
                 )
             fits = dollars + worst.dollars <= budget.dollars
         else:

@@ -35,7 +35,7 @@ def show_preview(found: Preview) -> None:
         console.print(table)
     if len(found.trials) > SHOWN:
         _say(console, f"and {len(found.trials) - SHOWN} more")
-    equal = f", {found.equal} samples are equal to another" if found.equal else ""
+    equal = f", {found.equal} samples are equal to others" if found.equal else ""
     _say(
         console,
         f"{len(found.trials)} trials of {asked.base}: {len(found.plan.start)} start at the next up,"

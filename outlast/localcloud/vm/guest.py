@@ -49,7 +49,7 @@ class Guest(ABC):
     def enter(self, pid: int) -> None:
         """Takes a process of this machine for one of the VM. Raises LookupError if it cannot be
         one."""
-        raise LookupError("this VM is a machine of QEMU, which no process can enter")
+        raise LookupError("this VM is a QEMU machine, which no process can enter")
 
     def asked(self, path: str) -> None:  # noqa: B027 - most guests do not care
         """Notes that the VM has read a path of its metadata."""

@@ -2,7 +2,7 @@
 
 guest          what it needs of a guest
 process_guest  a guest that is a process tree on this machine
-qemu_guest     a guest that is a machine of QEMU
+qemu_guest     a guest that is a QEMU machine
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A VM as a machine of QEMU, which boots a real Debian or Ubuntu from a guest image.
+"""A VM as a QEMU machine, which boots a real Debian or Ubuntu from a guest image.
 
 The guest is the one of Compute Engine as far as Outlast can tell: Google's guest agent asks the
 metadata server at 169.254.169.254, a real systemd hears the power button, and the disk, the memory
@@ -100,7 +100,7 @@ class GuestImage:
 
 
 class QemuGuest(Guest):
-    """A machine of QEMU."""
+    """A QEMU machine."""
 
     def __init__(self, machine: Machine, folder: Path, host: Host) -> None:
         super().__init__(machine, folder)

@@ -317,13 +317,13 @@ def command(cloud: LocalCloud, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 def test_the_command_shows_asks_and_exits_with_three(
     command: Callable[..., tuple[int, str]], cloud: LocalCloud, backend: Backend
 ) -> None:
-    assert command("--min-age", "0") == (0, f"{PROJECT}: nothing is there that no stack owns\n")
+    assert command("--min-age", "0") == (0, f"{PROJECT}: no findings\n")
     own = labels.of_stack("outlast", "gone", "gone", {})
     insert(cloud, f"zones/{ZONE}/disks", {"name": "lost", "labels": own})
     code, text = command("--min-age", "0")
     assert code == audit.FOUND
     assert "lost" in text and "this backend has no stack outlast/gone" in text
-    assert "1 finding in" in text and "a month by prices of" in text
+    assert "1 finding in" in text and "a month at list prices of" in text
     code, text = command("--min-age", "0", "--json")
     document = json.loads(text)
     assert code == document["exitCode"] == audit.FOUND

@@ -232,7 +232,7 @@ def test_a_first_look_that_is_refused_ends_the_command(place: Place) -> None:
 def test_a_vm_without_a_way_in_is_named(place: Place) -> None:
     (place.home / "name").write_text("vm1")
     assert place.sync().wait(60) == 1
-    assert "Could not fetch resource vm1; on Google, is outlast:ssh set to iap" in place.said
+    assert "Could not fetch resource vm1; on Google, set outlast:ssh to iap" in place.said
     assert len(calls(place.log)) == 3
 
 

@@ -286,7 +286,7 @@ def test_the_command_shows_first_and_deletes_with_yes(world: World) -> None:
         return found.exit_code, found.output
 
     code, text = run("--dry-run")
-    assert code == 0 and "1 to delete" in text and "a month by prices of" in text
+    assert code == 0 and "1 to delete" in text and "a month at list prices of" in text
     code, text = run("--json")
     assert code == 0 and json.loads(text)["items"][0]["kind"] == "run"
     code, text = run()

@@ -77,7 +77,7 @@ def test_the_short_form_is_the_same_sweep() -> None:
         ({"parameters": {}}, "lr.yaml: parameters: is empty, and search grid needs one"),
         (
             {"parameters": {"lr": {"min": 0.1, "max": 0.001}}},
-            "lr.yaml: parameters.lr: min 0.1 is not below max 0.001; exchange them",
+            "lr.yaml: parameters.lr: min 0.1 is not below max 0.001; swap them",
         ),
         (
             {"parameters": {"lr": {"min": 0, "max": 1, "log": True}}},
@@ -112,8 +112,8 @@ def test_the_short_form_is_the_same_sweep() -> None:
         ({"trials": 0}, "lr.yaml: trials 0: must be a whole number from 1"),
         ({"parallel": "many"}, "lr.yaml: parallel 'many': must be a whole number from 1"),
         ({"seed": -1}, "lr.yaml: seed -1: must be a whole number, 0 or more"),
-        ({"budget": {}}, "lr.yaml: budget: must have dollars or hours, one of them"),
-        ({"budget": {"dollars": 1, "hours": 1}}, "budget: must have dollars or hours, one of"),
+        ({"budget": {}}, "lr.yaml: budget: must have either dollars or hours"),
+        ({"budget": {"dollars": 1, "hours": 1}}, "budget: must have either dollars or hours"),
         ({"budget": {"eur": 1}}, "lr.yaml: budget.eur: is not known; known are dollars, hours"),
         ({"budget": {"dolars": 1}}, "lr.yaml: budget.dolars: is not known; did you mean dollars?"),
         ({"budget": {"dollars": 0}}, "lr.yaml: budget.dollars 0: must have dollars or hours"),

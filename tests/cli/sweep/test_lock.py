@@ -86,7 +86,7 @@ def test_of_two_at_the_same_moment_one_gets_it(
         return put(path, data, **named)
 
     monkeypatch.setattr(objects.store, "put", after_another)
-    with pytest.raises(Busy, match="since this moment"):
+    with pytest.raises(Busy, match="has just begun to work on it"):
         SweepLock(objects).take()
 
 
