@@ -58,16 +58,13 @@ def session(stack: str, group: Group | None, command: Sequence[str] = ()) -> Ses
 
 
 def _through_iap(stack: str, group: Group, vm: Vm, command: Sequence[str]) -> Session:
-    """Flags of `gcloud compute ssh`: its reference page, read in November 2026."""
     gcloud = shutil.which("gcloud")
     if gcloud is None:
         raise OperateError(
             "gcloud: is not on PATH, and it opens the tunnel to the VM; install the Google Cloud"
             f" CLI; outlast logs {stack} --boot shows the serial port without it"
         )
-    zone = vm.path.split("/")[1]
-    argv = [gcloud, "compute", "ssh", vm.name, "--zone", zone, "--project", group.project]
-    argv += ["--tunnel-through-iap"]
+    argv = [gcloud, *through_iap(group.project, vm)]
     argv += ["--command", shlex.join(command)] if command else []
     ways = {one.ssh for one in experiments.settings() if one.stack == stack}
     note = ""
@@ -77,6 +74,16 @@ def _through_iap(stack: str, group: Group, vm: Vm, command: Sequence[str]) -> Se
             f" config set outlast:ssh iap -s {stack}, then outlast up {stack}, for its next VM"
         )
     return Session(tuple(argv), None, os.environ, vm.name, note)
+
+
+def through_iap(project: str, vm: Vm, user: str = "") -> list[str]:
+    """Arguments of gcloud for a shell on the VM; `user`: instead of gcloud's own choice.
+
+    Flags of `gcloud compute ssh`: its reference page, read in November 2026.
+    """
+    who = f"{user}@{vm.name}" if user else vm.name
+    at = ["--zone", vm.path.split("/")[1], "--project", project, "--tunnel-through-iap"]
+    return ["compute", "ssh", who, *at]
 
 
 def _in_process_tree(stack: str, vm: Vm, command: Sequence[str]) -> Session:

@@ -40,17 +40,7 @@ class Way:
                 "gcloud: is not on PATH, and outlast dev logs in with it; install the Google Cloud"
                 " CLI, or add it to PATH"
             )
-        who = f"{self.user}@{vm.name}" if self.user else vm.name
-        zone = vm.path.split("/")[1]
-        argv = [
-            "gcloud",
-            "compute",
-            "ssh",
-            who,
-            f"--zone={zone}",
-            f"--project={self.group.project}",
-        ]
-        argv += ["--tunnel-through-iap", "--quiet"]
+        argv = ["gcloud", *ssh.through_iap(self.group.project, vm, self.user), "--quiet"]
         argv += [f"--ssh-flag={flag}" for flag in KEEPALIVE]
         return Channel([*argv, f"--command={COMMAND}"])
 

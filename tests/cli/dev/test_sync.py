@@ -152,8 +152,8 @@ def test_code_follows_and_the_run_is_restarted(place: Place) -> None:
     place.wait("trains two")
     assert sorted(path.name for path in there.rglob("*")) == ["made-there", "train.py"]
     (words,) = calls(place.log)
-    assert words[:7] == [
-        *("compute", "ssh", "ann@vm1", "--zone=z1", "--project=p1", "--tunnel-through-iap"),
+    assert words[:9] == [
+        *("compute", "ssh", "ann@vm1", "--zone", "z1", "--project", "p1", "--tunnel-through-iap"),
         "--quiet",
     ]
 
