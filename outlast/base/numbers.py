@@ -1,5 +1,5 @@
 """Numbers in JSON: those that are not finite are written as strings, and those from outside have
-bounds. Amounts of money and of bytes in words.
+bounds. Amounts of money, of bytes and of time in words.
 """
 
 import math
@@ -59,3 +59,17 @@ def dollars(amount: float) -> str:
 def gib(amount: float, *, digits: int = 2, least: float = 0.1) -> str:
     """`1.25 GiB`, or in MiB below the least amount in GiB."""
     return f"{amount:,.{digits}f} GiB" if amount >= least else f"{amount * 1024:,.{digits}f} MiB"
+
+
+_UNITS = {"d": 86400, "h": 3600, "min": 60, "s": 1}
+
+
+def duration(seconds: float) -> str:
+    """`1 d 2 h`, `5 h`, `3 min 12 s`: the two largest units, without zeros."""
+    left = round(seconds)
+    amounts = []
+    for unit, size in _UNITS.items():
+        amount, left = divmod(left, size)
+        if amount or amounts:
+            amounts.append((amount, unit))
+    return " ".join(f"{amount} {unit}" for amount, unit in amounts[:2] if amount) or "0 s"

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import NoReturn, TypeVar
 
 from outlast.base.clock import SYSTEM_CLOCK, Clock
+from outlast.base.numbers import duration
 from outlast.base.scratch_space import FULL
 
 _log = logging.getLogger(__name__)
@@ -288,11 +289,6 @@ def persistently(action: Callable[[], T], pause_sec: float, clock: Clock = SYSTE
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def duration(seconds: float) -> str:
-    """A duration in words: seconds, or minutes from two on."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 BRIEF = Patience(limits=Limits(silent_sec=PERSON_SEC))

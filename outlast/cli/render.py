@@ -4,7 +4,6 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any, cast
 
 import click
@@ -14,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast.base.exits import State
+from outlast.base.numbers import duration
 from outlast.base.visible import one_line, visible
 from outlast.bucket.history import Attempt
 from outlast.bucket.standing import Standing
@@ -264,7 +264,7 @@ def show_status(status: Status) -> None:
     step = f"step {book.step}{total}" if not status.parts else f"{book.step} steps in all its parts"
     if status.left is not None and book.rate:
         of = f" of part {book.part}" if book.part else ""
-        step += f", {span(status.left)} left{of} at {book.rate:.3g} steps/s"
+        step += f", {duration(status.left.total_seconds())} left{of} at {book.rate:.3g} steps/s"
     if book.head.state in (State.FAILED, State.STOPPED) and book.head.step < book.step:
         step += f"; its newest checkpoint is at step {book.head.step}"
     _line(console, f"{status.experiment}: run {status.run} is {state}, {step}")
@@ -272,7 +272,7 @@ def show_status(status: Status) -> None:
         _line(console, f"{status.state}: {one_line(status.why)}")
     _line(console, status.url)
     if status.silence is not None and not status.state.ended:
-        _line(console, f"last heartbeat {span(status.silence)} ago")
+        _line(console, f"last heartbeat {duration(status.silence.total_seconds())} ago")
     _say_parts(console, status.parts)
     console.print()
     console.print("Attempts (UTC):")
@@ -341,17 +341,6 @@ def _say_warnings(console: Terminal, attempts: tuple[Attempt, ...]) -> None:
         _line(console, f"warning: {warning}")
 
 
-def span(length: timedelta) -> str:
-    """A duration in words."""
-    seconds = round(length.total_seconds())
-    days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
-    if days:
-        return f"{days} d {hours} h"
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min" if minutes else f"{seconds} s"
-
-
 def _say_serial(console: Terminal, wait: Wait | None) -> None:
     """The last lines of a VM that never started its training."""
     if wait and wait.serial:
@@ -396,9 +385,9 @@ def summary(line: Line) -> str:
     if book:
         parts.append(f"step {book.step}" + (f" of {book.total}" if book.total else ""))
     if status.left is not None and book and book.rate:
-        parts.append(f"{span(status.left)} left at {book.rate:.3g} steps/s")
+        parts.append(f"{duration(status.left.total_seconds())} left at {book.rate:.3g} steps/s")
     if status.silence is not None and status.state in (Standing.SILENT, Standing.LOST):
-        parts.append(f"last heartbeat {span(status.silence)} ago")
+        parts.append(f"last heartbeat {duration(status.silence.total_seconds())} ago")
     if status.wait and status.wait.why:
         parts.append(status.wait.why)
     if status.why:
@@ -520,8 +509,10 @@ def _cells(line: Line) -> list[str]:
         status.state,
         f"{book.step}{total}" if book else "",
         f"{book.rate:.3g}" if book and book.rate and works else "",
-        span(status.left) if status.left is not None else "",
-        f"{span(status.silence)} ago" if status.silence is not None and works else "",
+        duration(status.left.total_seconds()) if status.left is not None else "",
+        f"{duration(status.silence.total_seconds())} ago"
+        if status.silence is not None and works
+        else "",
         line.cost,
     ]
 

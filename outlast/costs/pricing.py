@@ -129,11 +129,6 @@ def dates() -> str:
     return f"{date()} (storage and network of {older})" if older else date()
 
 
-def duration(hours: float) -> str:
-    """`9.4 h`, or minutes below an hour."""
-    return f"{hours:,.1f} h" if hours >= 1 else f"{hours * 60:.1f} min"
-
-
 def region_of(zone: str) -> str:
     """The region of a zone, given bare or as a URL."""
     return zone.rpartition("/")[2].rpartition("-")[0]

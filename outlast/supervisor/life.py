@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from outlast import protocol
 from outlast.base import exits
 from outlast.base.exits import Reason, State
-from outlast.base.retry import duration
+from outlast.base.numbers import duration
 from outlast.bucket.boot import Act, Claim, Decision, silent_seconds
 from outlast.bucket.fetch import deliver
 from outlast.bucket.head import Fenced, Head, HeadError, HeadForbidden, Reading

@@ -299,7 +299,7 @@ def test_the_commands_show_them_whole_in_a_pipe(bucket: GcsStore, tmp_path: Path
     assert [one["state"] for one in found] == ["running", "stopped"]
     assert outlast("list", "--mine").startswith("no experiments yet")
     shown = outlast("status", name, "b")
-    assert f"{name}: run {RUN} is running, step 25 of 100, 1 min left at 1 steps/s\n" in shown
+    assert f"{name}: run {RUN} is running, step 25 of 100, 1 min 15 s left at 1 steps/s\n" in shown
     assert f"b: run {RUN} is stopped, step 25 of 100" in shown
     assert [one["experiment"] for one in json.loads(outlast("status", name, "b", "--json"))] == [
         *(name, "b")

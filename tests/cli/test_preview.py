@@ -224,7 +224,7 @@ def test_a_first_up_starts_from_scratch_and_costs_its_whole_limit():
     assert found.runs[0].then is Then.FROM_SCRATCH
     assert found.before.an_hour == "nothing"
     assert found.after.hours == 24
-    assert "(24.0 h, its whole limit)" in found.after.at_the_limit
+    assert "(1 d, its whole limit)" in found.after.at_the_limit
 
 
 def test_a_forged_deadline_costs_no_more_than_the_stacks_own_limit():
@@ -250,11 +250,11 @@ def test_a_machine_is_priced_before_and_after():
 def test_a_day_and_the_budget_are_shown(capsys):
     # 24 h to the limit at 2 x 0.00957 + 8 x 0.001282 = 0.029396 an hour: 0.7055; a day as much.
     plain = reviewed(unchanged(), _aaaaaaaaaa=OPEN)
-    assert plain.after.a_day == "$0.71" and plain.after.at_the_limit.startswith("$0.71 (24.0 h")
+    assert plain.after.a_day == "$0.71" and plain.after.at_the_limit.startswith("$0.71 (1 d")
     # A budget of 0.29396 pays for 10 h.
     budget = {**TEMPLATE, "metadata": {"outlast-budget-dollars": "0.29396"}}
     found = reviewed(unchanged(template=same(TEMPLATES[0], budget)), _aaaaaaaaaa=OPEN)
-    assert found.after.at_the_limit == "$0.29 (10.0 h, its budget)"
+    assert found.after.at_the_limit == "$0.29 (10 h, its budget)"
     assert found.after.as_json()["limit"] == pytest.approx(0.294, abs=1e-3)
     render.show_review(found)
     shown = capsys.readouterr().out

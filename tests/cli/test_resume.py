@@ -228,7 +228,7 @@ def test_an_open_run_shows_the_last_value_of_each_metric_and_the_time_that_is_le
     assert document["left_sec"] == 3600
     render.show_status(found)
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
-    left = ["step", "36", "of", "3636,", "1", "h", "0", "min", "left", "at", "1", "steps/s"]
+    left = ["step", "36", "of", "3636,", "1", "h", "left", "at", "1", "steps/s"]
     assert shown[0][-len(left) :] == left
     assert shown[-3:] == [
         ["loss", "not", "finite"],

@@ -129,7 +129,9 @@ def test_the_commands_in_a_pipe(store: MemoryStore, monkeypatch: pytest.MonkeyPa
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)[0]["state"] == "done"
     first, second = done.stderr.splitlines()
-    assert first.startswith("first: running, step 25 of 100, 1 min left at 1 steps/s, loss 0.5, ")
+    assert first.startswith(
+        "first: running, step 25 of 100, 1 min 15 s left at 1 steps/s, loss 0.5, "
+    )
     assert second.startswith("first: done, step 25 of 100, loss 0.5, ")
 
     plant(store, "first")

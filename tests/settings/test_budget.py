@@ -17,14 +17,14 @@ def test_the_price_of_an_hour_is_pinned_and_the_worst_case_is_said():
     assert said.startswith(
         "outlast:budgetDollars 0.5: an hour of its VM costs $0.0532 (list prices"
     )
-    assert "in the worst case its VMs cost $0.50, after 9.4 h by the budget" in said
+    assert "in the worst case its VMs cost $0.50, after 9 h 23 min by the budget" in said
 
 
 def test_a_budget_above_the_limit_says_what_the_limit_costs():
     found = check({**SMALL, "outlast:budgetDollars": "100", "outlast:bootDiskGb": "73"})
     (said,) = [one for one in found.advice if "budgetDollars" in one]
     # 24 x 0.0532 = 1.2768.
-    assert "in the worst case its VMs cost $1.28, after 24.0 h by its limit" in said
+    assert "in the worst case its VMs cost $1.28, after 1 d by its limit" in said
 
 
 def test_every_machine_type_that_the_group_may_choose_is_priced():

@@ -8,8 +8,9 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
+from outlast.base.numbers import duration
 from outlast.bucket.goodput import Goodput, Stretch, Use
 from outlast.cli.curves import Point
 
@@ -281,21 +282,3 @@ def _round_times(seconds: float) -> list[int]:
     if not step:
         step = math.ceil(seconds / 5 / 604800) * 604800
     return [step * number for number in range(int(seconds // step) + 1)]
-
-
-def duration(seconds: float) -> str:
-    """A time span in words, to its two largest units."""
-    left = timedelta(seconds=round(seconds))
-    days, hours, minutes, rest = (
-        left.days,
-        left.seconds // 3600,
-        left.seconds // 60 % 60,
-        left.seconds % 60,
-    )
-    parts = [f"{n} {unit}" for n, unit in zip((days, hours, minutes, rest), _UNITS, strict=True)]
-    first = next((n for n, amount in enumerate((days, hours, minutes, rest)) if amount), 3)
-    shown = [part for part in parts[first : first + 2] if not part.startswith("0 ")]
-    return " ".join(shown) or "0 s"
-
-
-_UNITS = ("d", "h", "min", "s")

@@ -21,6 +21,7 @@ from markupsafe import Markup
 
 from outlast.base import numbers
 from outlast.base.exits import INFRASTRUCTURE_REASONS, Reason, State
+from outlast.base.numbers import duration
 from outlast.base.visible import visible
 from outlast.base.whole_file import write_whole
 from outlast.bucket.goodput import Use
@@ -29,7 +30,7 @@ from outlast.cli import version
 from outlast.cli.curves import Curve, Point
 from outlast.cli.errors import OperateError
 from outlast.cli.report import drawing, redact
-from outlast.cli.report.drawing import Chart, Tile, duration
+from outlast.cli.report.drawing import Chart, Tile
 from outlast.cli.report.facts import Facts
 from outlast.costs import pricing
 

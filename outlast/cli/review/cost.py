@@ -57,9 +57,9 @@ class StackCost:
         if not self.sum.items:
             return "nothing"
         if self.budget and self.worst == self.budget:
-            lasts = pricing.duration(self.budget / self.most.hour)
+            lasts = numbers.duration(self.budget / self.most.hour * 3600)
             return f"{pricing.dollars(self.budget)} ({lasts}, its budget)"
-        return f"{self.most.said(self.hours)} ({self.hours:.1f} h, {self.until})"
+        return f"{self.most.said(self.hours)} ({numbers.duration(self.hours * 3600)}, {self.until})"
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from outlast.base.numbers import duration
 from outlast.costs import pricing
 from outlast.settings.errors import NAMESPACE, SettingsError
 
@@ -36,6 +37,6 @@ def check_budget(
     return (
         f"{key}: an hour of its VM costs {pricing.dollars(hour)} (list prices of {pricing.date()}),"
         f" so that in the worst case its VMs cost {pricing.dollars(hour * hours)}, after"
-        f" {pricing.duration(hours)} by {until}; requests, storage and traffic are not part of the"
+        f" {duration(hours * 3600)} by {until}; requests, storage and traffic are not part of the"
         " budget"
     )

@@ -91,14 +91,6 @@ def test_a_timeline_of_very_many_attempts_stays_small() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (59.6, "1 min"), (61, "1 min 1 s"), (7200, "2 h"), (90061, "1 d 1 h")],
-)
-def test_durations_have_two_units(seconds: float, text: str) -> None:
-    assert drawing.duration(seconds) == text
-
-
-@pytest.mark.parametrize(
     ("value", "text"), [(0.123456, "0.1235"), (1e-7, "1e-7"), (123456.0, "1.235e5"), (-2.0, "-2")]
 )
 def test_values_are_short(value: float, text: str) -> None:
