@@ -49,9 +49,9 @@ class Life(uptime.Life):
             "attempts": [one.term for one in self.attempts],
             "start": format_time(self.start),
             "end": None if self.alive else format_time(self.end),
-            "hours": round(self.hours, 3),
+            "hours": round(self.hours, 4),
             "items": [{"what": item.what, "hour": item.hour} for item in self.rate.items],
-            "dollars": round(self.rate.hour * self.hours, 4),
+            "dollars": round(self.rate.hour * self.hours, 6),
             "unknown": list(self.rate.unknown),
         }
 
@@ -212,8 +212,8 @@ class Costs:
             "run": self.run,
             "state": self.state,
             "pricesOf": pricing.date(),
-            "dollars": round(self.dollars, 4),
-            "hours": round(self.hours, 3),
+            "dollars": round(self.dollars, 6),
+            "hours": round(self.hours, 4),
             "unknown": list(self.unknown),
             "vms": [life.as_json() for life in self.lives],
             "attempts": [share.as_json() for share in self.shares],
@@ -264,7 +264,7 @@ class ProjectCosts:
     def as_json(self) -> dict[str, Any]:
         return {
             "pricesOf": pricing.date(),
-            "dollars": round(sum(run.dollars for run in self.runs), 4),
+            "dollars": round(sum(run.dollars for run in self.runs), 6),
             "unknown": list(dict.fromkeys(what for run in self.runs for what in run.unknown)),
             "preemptionDollars": round(self.preempted, 6),
             "storageMonth": round(self.month, 6),

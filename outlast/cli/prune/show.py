@@ -9,6 +9,7 @@ from outlast.cli.render import Terminal, show_unread
 from outlast.costs import pricing
 
 GIB = 2**30
+SHOWN_OF_A_REASON = 3
 
 
 def show_plan(found: Plan) -> None:
@@ -34,8 +35,14 @@ def show_plan(found: Plan) -> None:
         )
     else:
         line("nothing to prune by this rule")
+    stays: dict[str, list[str]] = {}
     for sentence in found.left:
-        line(f"stays: {sentence}")
+        what, _, why = sentence.partition(": ")
+        stays.setdefault(why, []).append(what)
+    for why, all_of in stays.items():
+        more = len(all_of) - SHOWN_OF_A_REASON
+        others = f" and {more} more (--json lists them)" if more > 0 else ""
+        line(f"stays: {', '.join(all_of[:SHOWN_OF_A_REASON])}{others}: {why}")
     show_unread(found.unread)
 
 

@@ -65,7 +65,7 @@ class StackCost:
         return {
             "hour": round(self.sum.hour, 6),
             "day": round(self.sum.hour * 24, 6),
-            "limit": round(self.worst, 4),
+            "limit": round(self.worst, 6),
             "budget": self.budget or None,
             "hours": round(self.hours, 2),
             "unknown": list(self.sum.unknown),

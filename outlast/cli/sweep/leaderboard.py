@@ -56,7 +56,7 @@ class Line:
             "value_step": self.step,
             "best": numbers.to_json(self.best),
             "best_step": self.best_step,
-            "dollars": round(self.trial.dollars, 4),
+            "dollars": round(self.trial.dollars, 6),
             "url": found.url if found else None,
             "why": self.trial.said,
         }
@@ -118,7 +118,7 @@ class Leaderboard:
             "trials": [line.as_json() for line in self.lines],
             "groups": [group.as_json() for group in self.groups],
             "earlier": self.earlier,
-            "dollars": round(self.dollars, 4),
+            "dollars": round(self.dollars, 6),
             "dollars_known": not self.is_lower_bound,
         }
 

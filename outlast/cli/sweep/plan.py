@@ -166,7 +166,7 @@ class Preview:
 
 
 def _rounded(dollars: float | None) -> float | None:
-    return None if dollars is None else round(dollars, 4)
+    return None if dollars is None else round(dollars, 6)
 
 
 def preview(

@@ -23,7 +23,7 @@ from outlast.cli import engine, experiments
 from outlast.cli.app import cli
 from outlast.cli.audit import owners
 from outlast.cli.errors import UsageError
-from outlast.cli.prune import delete, select
+from outlast.cli.prune import delete, select, show
 from outlast.cli.prune.select import Plan, Rule
 from outlast.cloud import credentials
 from tests.cli.records import start_record
@@ -177,6 +177,21 @@ def test_the_run_of_a_stack_that_is_up_stays(world: World) -> None:
     world.up("organization/mine/a", run)
     world.now += 40 * DAY
     assert chosen(world).left == (f"{HOME}/a/0done/: its stack is up; destroy that first",)
+
+
+def test_what_stays_for_one_reason_is_one_line(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"trial-{number}" for number in range(5)]
+    for name in names:
+        world.up(f"organization/mine/{name}", world.run(name, "0done", State.DONE))
+    world.now += 40 * DAY
+    show.show_plan(chosen(world))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "stays" in line]
+    shown = ", ".join(f"{HOME}/{name}/0done/" for name in names[:3])
+    assert line == (
+        f"stays: {shown} and 2 more (--json lists them): its stack is up; destroy that first"
+    )
 
 
 def test_bundles_and_environments_that_nothing_uses_go_too(world: World) -> None:

@@ -45,7 +45,7 @@ class GoogleReport:
             "machine_type": names.MACHINE_TYPE,
             "worst_cost": {
                 "dollars": round(self.budget.worst, 4),
-                "parts": {part.what: round(part.dollars, 4) for part in self.budget.parts},
+                "parts": {part.what: round(part.dollars, 6) for part in self.budget.parts},
             },
             "assumptions": [answer.as_json() for answer in self.answers],
             "left": [] if self.cleaned else ["unknown"],
