@@ -162,7 +162,7 @@ class Preemptions(TypedDict):
     lostHours: float
     """in which lost steps were made"""
     bootHours: float
-    """of boots to continue"""
+    """of boots after which the run continued"""
     dollars: float
 
 
@@ -362,7 +362,7 @@ class SweepPreview(TypedDict):
     budget: dict[str, float] | None
     hours: float | None
     limits: list[str]
-    """limits of the project that it meets"""
+    """what it needs of the project's limits, and which are too low"""
     warnings: list[str]
 
 
@@ -432,7 +432,7 @@ class Fetched(TypedDict):
     written: list[str]
     """files that were made from the rows"""
     without: str
-    """why the result is missing beside them; otherwise empty"""
+    """why there is no result beside the written files; else empty"""
 
 
 class DataUse(TypedDict):
@@ -794,13 +794,13 @@ class Prune(TypedDict):
     pricesOf: str
     """date of the price list"""
     left: list[str]
-    """what the rule names and something needs, and why"""
+    """what stays although the rule names it, and why"""
     unread: list[str]
     """what could not be read, and why"""
 
 
 class Checked(TypedDict):
-    """One check of a doctor."""
+    """One check of `outlast doctor`."""
 
     name: str
     verdict: str
@@ -810,7 +810,7 @@ class Checked(TypedDict):
 
 
 class Diagnosis(TypedDict):
-    """What may keep an `up` from working; without secrets."""
+    """What would keep an `up` from working; without secrets."""
 
     outlast: str
     """its version"""
