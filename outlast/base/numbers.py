@@ -1,5 +1,5 @@
 """Numbers in JSON: those that are not finite are written as strings, and those from outside have
-bounds. Amounts of money, of bytes and of time in words.
+bounds. Amounts of money, bytes, time and things in words.
 """
 
 import math
@@ -59,6 +59,11 @@ def dollars(amount: float) -> str:
 def gib(amount: float, *, digits: int = 2, least: float = 0.1) -> str:
     """`1.25 GiB`, or in MiB below the least amount in GiB."""
     return f"{amount:,.{digits}f} GiB" if amount >= least else f"{amount * 1024:,.{digits}f} MiB"
+
+
+def count(amount: int, what: str) -> str:
+    """`1 file`, `1,200 files`."""
+    return f"{amount:,} {what}" + ("" if amount == 1 else "s")
 
 
 _UNITS = {"d": 86400, "h": 3600, "min": 60, "s": 1}

@@ -420,9 +420,11 @@ def _rate(start: AttemptStart | None, zone: str, *, spot: bool | None = None) ->
     if not isinstance(billed, Mapping) or not all(
         within(billed.get(key) or 0, most) is not None for key, most in _BILLED_MAX.items()
     ):
-        what = f"{name}, whose record says what no VM has"
+        what = f"{name}, whose record is impossible for a VM"
         return pricing.Sum((pricing.Item(what, None),))
     if not billed:
-        return pricing.Sum((pricing.Item(f"{name}, whether Spot or not", None),))
+        return pricing.Sum(
+            (pricing.Item(f"{name}, whose record does not say whether it was Spot", None),)
+        )
     given = billed if spot is None else {**billed, "spot": spot}
     return pricing.billed_vm(given, start.machine_type, zone)

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from outlast.base import numbers
 from outlast.base.exits import State
 from outlast.base.names import check_object_name
 from outlast.base.retry import BRIEF
@@ -145,7 +146,7 @@ def push(store: Store, bucket: str, path: Path, name: str, *, delete: bool = Fal
     stale = [found for found in before.values() if found.path not in wanted]
     if stale and not delete:
         raise UsageError(
-            f"data {url}: has {_count(len(stale), 'file')} that {path} lacks"
+            f"data {url}: has {numbers.count(len(stale), 'file')} that {path} lacks"
             f" ({_some(found.path.removeprefix(target) for found in stale)}); add --delete to"
             " delete them there, or push under another name"
         )
@@ -333,7 +334,3 @@ def _overlap(one: str, other: str) -> bool:
 def _some(names: Iterator[str]) -> str:
     first = [name for name, _ in zip(names, range(SHOWN_NAMES + 1), strict=False)]
     return ", ".join(first[:SHOWN_NAMES]) + (", …" if len(first) > SHOWN_NAMES else "")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from outlast.base import numbers
 from outlast.base.exits import State
 from outlast.base.numbers import duration
 from outlast.base.visible import one_line, visible
@@ -195,7 +196,7 @@ def show_report(report: Report) -> None:
     _say_guarantees(console, report.guarantees)
     console.print()
     counts = [
-        f"{count} {'guarantee' if count == 1 else 'guarantees'} {verdict.lower()}"
+        f"{numbers.count(count, 'guarantee')} {verdict.lower()}"
         for verdict in (Verdict.BROKEN, Verdict.NOT_EXERCISED)
         if (count := report.count(verdict))
     ]
@@ -582,8 +583,9 @@ def show_project_costs(found: ProjectCosts) -> None:
     count = len(found.runs)
     _line(
         console,
-        f"{count} {'run' if count == 1 else 'runs'}: VMs {found.said}, of which preemptions cost"
-        f" {pricing.dollars(found.preempted)}; what they keep costs {found.month_said} a month",
+        f"{numbers.count(count, 'run')}: VMs cost {found.said}, of which"
+        f" {pricing.dollars(found.preempted)} for preemptions; what they keep in the bucket costs"
+        f" {found.month_said} a month",
     )
     for what in dict.fromkeys(what for run in found.runs for what in run.unknown):
         _line(console, f"no price is known for {what}")

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
+from outlast.base import numbers
 from outlast.base.codec import canonical_json
 from outlast.base.suggest import did_you_mean
 
@@ -226,7 +227,7 @@ _KEYS = ("name", "metric", "goal", "rule", "rungs", "minStep", "eta", "startup")
 
 
 def _count(trials: int) -> str:
-    return f"{trials} other trial{'' if trials == 1 else 's'}"
+    return numbers.count(trials, "other trial")
 
 
 def _shown(value: float | None) -> str:

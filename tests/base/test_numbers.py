@@ -5,6 +5,10 @@ import pytest
 from outlast.base import numbers
 
 
+def test_one_thing_is_not_things() -> None:
+    assert [numbers.count(n, "file") for n in (0, 1, 1200)] == ["0 files", "1 file", "1,200 files"]
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

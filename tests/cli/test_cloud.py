@@ -179,7 +179,7 @@ def test_a_crash_loses_nothing_and_a_reset_everything(shell: Shell):
     assert running(shell).call("GET", "/storage/v1/b/kept-bucket/o/a?alt=media") == {"b": 1}
     said = shell.cloud("status").splitlines()
     assert said[0].endswith(f"state in {shell.state}")
-    assert "no VMs" in said and "bucket kept-bucket: 1 objects" in said
+    assert "no VMs" in said and "bucket kept-bucket: 1 object" in said
 
     shell.pulumi("stack", "init", "another")
     (ROOT / "Pulumi.another.yaml").unlink()

@@ -149,7 +149,7 @@ def test_a_vm_that_is_kept_is_paid_for(world):
         ({**BILLED, "nat": True, "address": False}, RATE - 0.005 + 0.0064, ()),
         ({**BILLED, "accelerator": "nvidia-tesla-t4", "accelerators": 2}, RATE + 0.35, ()),
         ({**BILLED, "disk": "hyperdisk-extreme"}, MACHINE + 0.005, ("73 GiB hyperdisk-extreme",)),
-        ({}, 0.0, ("n2-standard-2, whether Spot or not",)),
+        ({}, 0.0, ("n2-standard-2, whose record does not say whether it was Spot",)),
     ],
 )
 def test_what_is_beside_the_machine_counts_and_what_is_unknown_is_named(
@@ -284,7 +284,7 @@ def test_a_projects_runs_are_added_up(world, monkeypatch, capsys):
     # What could not be read is said, and the sum is a lower bound.
     assert answer.exit_code == 1 and len(document["unread"]) == 1
     answer = CliRunner().invoke(cli, ["costs", "--all"])
-    assert "1 run: VMs at least $0.12, of which preemptions cost $0.0115" in answer.stdout
+    assert "1 run: VMs cost at least $0.12, of which $0.0115 for preemptions" in answer.stdout
 
 
 @pytest.mark.parametrize("words", [[], ["dev", "--all"], ["--all", "--refresh-prices"]])

@@ -380,7 +380,7 @@ def test_what_nothing_put_to_the_test_is_neither_held_nor_broken(name, seen):
         ("notice-loses-nothing",
          with_run(history=book(attempts=(replace(FIRST, lost=1), SECOND, THIRD)),
                   ends={1: replace(ended_as(Reason.PREEMPTED), term=1, message="no time")}),
-         "1 steps lost; attempt 1: no time"),
+         "1 step lost; attempt 1: no time"),
     ],
 )  # fmt: skip
 def test_a_verdict_says_what_was_seen(name, seen, said):

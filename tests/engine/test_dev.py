@@ -106,7 +106,7 @@ def test_code_follows_beside_the_experiments_own_run(
         disk = (cloud.state / f"vms/{there}/root/root/outlast-dev/dev").resolve()
         assert sorted(path.name for path in disk.iterdir()) == ["train.sh"]
         pulled = stack.outlast("dev", "pull", "dev", "outlast-dev/dev", str(tmp_path / "pulled"))
-        assert pulled.endswith("bytes in 1 files\n"), pulled
+        assert pulled.endswith("bytes in 1 file\n"), pulled
         assert (tmp_path / "pulled/train.sh").read_text() == "echo two; sleep 600\n"
         # The run's own HEAD is as it was, and each code had its own.
         assert store.stat(head) == before

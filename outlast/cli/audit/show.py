@@ -2,6 +2,7 @@
 
 from rich.table import Table
 
+from outlast.base import numbers
 from outlast.base.visible import one_line
 from outlast.cli.audit.audit import Audit
 from outlast.cli.render import Terminal, show_unread
@@ -26,7 +27,7 @@ def show_audit(found: Audit) -> None:
         console.print(table)
         cost = found.cost
         month = cost.said(pricing.HOURS_A_MONTH) if cost.items else "nothing"
-        many = "1 finding" if len(found.findings) == 1 else f"{len(found.findings)} findings"
+        many = numbers.count(len(found.findings), "finding")
         line(f"{many} in {found.project}, {month} a month at list prices of {pricing.dates()}")
     else:
         line(f"{found.project}: no findings")

@@ -170,6 +170,8 @@ def cloud_status(state: Path | None) -> None:
     \b
     outlast cloud status
     """
+    from outlast.base import numbers
+
     found = _running(state)
     say(f"local cloud {found.pid} at {found.url}, state in {found.state}")
     for note in found.notes():
@@ -184,7 +186,7 @@ def cloud_status(state: Path | None) -> None:
     for group in exists["groups"]:
         say(f"group {group}")
     for bucket in exists["buckets"]:
-        say(f"bucket {bucket['name']}: {bucket['objects']} objects")
+        say(f"bucket {bucket['name']}: {numbers.count(bucket['objects'], 'object')}")
 
 
 @cloud.command()

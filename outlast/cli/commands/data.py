@@ -43,6 +43,7 @@ def push(folder: Path, name: str | None, bucket: str | None, delete: bool, as_js
     outlast data push ~/datasets/mnist
     pulumi config set outlast:data gs://my-project-outlast/data/mnist
     """
+    from outlast.base import numbers
     from outlast.cli import data as pushing
 
     store, found = pushing.chosen_bucket(bucket)
@@ -52,7 +53,8 @@ def push(folder: Path, name: str | None, bucket: str | None, delete: bool, as_js
         return
     deleted = f", {pushed.deleted} deleted" if pushed.deleted else ""
     say(
-        f"{pushed.fingerprint.name}: {pushed.fingerprint.size} bytes in {pushed.files} files,"
+        f"{pushed.fingerprint.name}: {pushed.fingerprint.size} bytes in"
+        f" {numbers.count(pushed.files, 'file')},"
         f" CRC32C {pushed.fingerprint.crc32c}; {pushed.sent} sent{deleted}"
     )
 

@@ -118,6 +118,7 @@ def pull(experiment: str, remote: str, local: Path, user: str, as_json: bool) ->
     \b
     outlast dev pull first outlast-dev/first/profile.json .
     """
+    from outlast.base import numbers
     from outlast.cli.dev import pull as pulling
 
     _, way = _way(experiment, user)
@@ -125,4 +126,4 @@ def pull(experiment: str, remote: str, local: Path, user: str, as_json: bool) ->
     if as_json:
         say_json(pulled.as_json())
     else:
-        say(f"{pulled.path}: {pulled.size} bytes in {pulled.files} files")
+        say(f"{pulled.path}: {pulled.size} bytes in {numbers.count(pulled.files, 'file')}")

@@ -18,6 +18,7 @@ def repair(experiment: str, as_json: bool) -> None:
     \b
     outlast repair first && outlast resume first
     """
+    from outlast.base import numbers
     from outlast.bucket.layout import is_run_path
     from outlast.cli import repair as repairing
     from outlast.cli import runs, stack
@@ -40,7 +41,7 @@ def repair(experiment: str, as_json: bool) -> None:
         say_json(document)
         return
     if done.set_aside:
-        say(f"{experiment}: {done.set_aside} newer checkpoints could not be used")
+        say(f"{experiment}: {numbers.count(done.set_aside, 'newer checkpoint')} could not be used")
     if alone:
         then = f"at step {done.head.step}; its own command resumes from there"
     else:

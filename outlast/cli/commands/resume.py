@@ -97,8 +97,9 @@ def _document(experiment: str, done: "Resumed | None", back: "Rewound | None") -
 
 
 def _say_set_back(experiment: str, back: "Rewound") -> None:
+    from outlast.base import numbers
     from outlast.cli import rewind
 
-    newer = "1 newer checkpoint" if back.dropped == 1 else f"{back.dropped} newer checkpoints"
+    newer = numbers.count(back.dropped, "newer checkpoint")
     to = rewind.said(back.head.chain[-1])
     say(f"{experiment}: set back to step {to}; {newer} given up")

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from outlast.base import numbers
 from outlast.base.exits import State
 from outlast.base.visible import visible
 from outlast.bucket.head import HeadError
@@ -233,5 +234,5 @@ class _Follower:
 
 
 def _count(changed: list[str], gone: list[str]) -> str:
-    sent = f"{len(changed)} file{'' if len(changed) == 1 else 's'} sent"
+    sent = f"{numbers.count(len(changed), 'file')} sent"
     return f"{sent}, {len(gone)} deleted" if gone else sent

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
+from outlast.base import numbers
 from outlast.base.exits import (
     FINAL_USER_REASONS,
     MAX_NO_PROGRESS,
@@ -190,7 +191,7 @@ def notice_loses_nothing(seen: Seen) -> Finding:
     attempts = [attempt for attempt in warned if attempt]
     if not attempts:
         return _unexercised("no notice")
-    detail = f"{sum(attempt.lost for attempt in attempts)} steps lost"
+    detail = f"{numbers.count(sum(attempt.lost for attempt in attempts), 'step')} lost"
     losing = [attempt.term for attempt in attempts if attempt.lost]
     ends = [(term, seen.run.ends[term].message) for term in losing if term in seen.run.ends]
     why = "".join(f"; attempt {term}: {message}" for term, message in ends)
@@ -277,7 +278,7 @@ def no_failure_counted(seen: Seen) -> Finding:
         return _unexercised("no attempt")
     hit = {fault.attempt for fault in seen.effective}
     own = [a for a in seen.run.attempts if a.reason in _USER_REASONS and a.term not in hit]
-    detail = f"{head.failures} failure{'' if head.failures == 1 else 's'} counted"
+    detail = f"{numbers.count(head.failures, 'failure')} counted"
     if own:
         detail += f", {len(own)} of the trainer's own"
     return _if(head.failures <= len(own), detail)

@@ -166,7 +166,7 @@ def story(facts: Facts) -> list[str]:
     if lasted:
         said += f", after {duration(lasted)}"
     if facts.costs is not None:
-        said += f" on {vms} VM{'' if vms == 1 else 's'}"
+        said += f" on {numbers.count(vms, 'VM')}"
     sentences = [f"{said}."]
     if end is not None and end.reason not in (Reason.DONE, Reason.STOPPED):
         sentences.append(f"The reason of its end: {end.reason}.")
@@ -192,8 +192,11 @@ def _interruptions(facts: Facts) -> str:
             reasons[str(one.reason)] = reasons.get(str(one.reason), 0) + 1
     named = ", ".join(f"{amount} {reason}" for reason, amount in reasons.items())
     said = f"The platform interrupted it {_times(count)} ({named}): "
+    were = "was" if facts.steps_lost == 1 else "were"
     said += (
-        f"{facts.steps_lost:,} steps were repeated" if facts.steps_lost else "no step was repeated"
+        f"{numbers.count(facts.steps_lost, 'step')} {were} repeated"
+        if facts.steps_lost
+        else "no step was repeated"
     )
     cost = facts.preemptions
     if cost is not None:
@@ -250,7 +253,11 @@ def _tiles(facts: Facts) -> list[Tile]:
         tiles.append(
             Tile("goodput", f"{facts.goodput.share:.1%}", "of the time went into kept steps")
         )
-    lost = f"{facts.steps_lost:,} steps repeated" if facts.steps_lost else "no step repeated"
+    lost = (
+        f"{numbers.count(facts.steps_lost, 'step')} repeated"
+        if facts.steps_lost
+        else "no step repeated"
+    )
     tiles.append(Tile("interruptions", f"{facts.interruptions}", lost))
     return tiles
 

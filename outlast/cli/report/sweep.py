@@ -223,7 +223,11 @@ def _tiles(facts: SweepFacts) -> list[drawing.Tile]:
         value = drawing.number(best.value)
         tiles.append(drawing.Tile("best", value, f"{board.metric} at step {best.step or 0:,}"))
     tiles.append(drawing.Tile("cost", facts.cost, "of all trials"))
-    lost = f"{facts.steps_lost:,} steps repeated" if facts.steps_lost else "no step repeated"
+    lost = (
+        f"{numbers.count(facts.steps_lost, 'step')} repeated"
+        if facts.steps_lost
+        else "no step repeated"
+    )
     tiles.append(drawing.Tile("interruptions", f"{facts.interruptions:,}", lost))
     return tiles
 

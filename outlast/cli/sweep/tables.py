@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
+from outlast.base import numbers
 from outlast.cli.render import Terminal
 from outlast.cli.sweep.bring_up import Outcome
 from outlast.cli.sweep.leaderboard import Leaderboard, Line
@@ -35,17 +36,19 @@ def show_preview(found: Preview) -> None:
         console.print(table)
     if len(found.trials) > SHOWN:
         _say(console, f"and {len(found.trials) - SHOWN} more")
-    equal = f", {found.equal} samples are equal to others" if found.equal else ""
+    equal = f", samples equal to another: {found.equal}" if found.equal else ""
     _say(
         console,
-        f"{len(found.trials)} trials of {asked.base}: {len(found.plan.start)} start at the next up,"
-        f" {len(found.plan.waiting)} wait, {len(found.trials) - left} were started before{equal}",
+        f"{numbers.count(len(found.trials), 'trial')} of {asked.base}; to start at the next up:"
+        f" {len(found.plan.start)}, to wait: {len(found.plan.waiting)}, started before:"
+        f" {len(found.trials) - left}{equal}",
     )
     worst = found.worst
     each = worst.hour.said(worst.hours)
     console.print(
         f"cost      {worst.hour.said()} an hour and trial; to its limit of {worst.hours:g} h at"
-        f" most {each}; {left} trials at most {worst.hour.said(worst.hours * left)}"
+        f" most {each}; {numbers.count(left, 'trial')} at most"
+        f" {worst.hour.said(worst.hours * left)}"
         f" (list prices of {pricing.date()})",
         soft_wrap=True,
     )
@@ -71,7 +74,8 @@ def _budget(found: Preview) -> str:
     else:
         amount = f"{budget.hours or 0:g} VM hours"
     waiting = sum(why == BUDGET for why in found.plan.waiting.values())
-    return f"{amount}; {waiting} trials wait, because their worst case does not fit"
+    wait = "1 trial waits" if waiting == 1 else f"{waiting or 'no'} trials wait"
+    return f"{amount}; {wait} because the worst case does not fit"
 
 
 def show_outcome(found: Outcome, name: str) -> None:
@@ -115,7 +119,7 @@ def show_leaderboard(found: Leaderboard) -> None:
     parameters = _names(line.trial.record.parameters for line in found.lines)
     table = _table(
         ("", "trial", *parameters, "state"),
-        ("step", found.metric or "metric", "at step", "best", "its step", "cost"),
+        ("step", found.metric or "metric", "at step", "best", "best at step", "cost"),
     )
     rank = 0
     for line in found.lines:
@@ -158,8 +162,8 @@ def _show_groups(console: Terminal, found: Leaderboard) -> None:
     parameters = _names(group.parameters for group in found.groups)
     table = _table((*parameters,), ("seeds", "mean", "spread"))
     for group in found.groups:
-        numbers = (str(len(group.runs)), _number(group.mean), _number(group.spread))
-        table.add_row(*_values(group.parameters, parameters), *numbers)
+        cells = (str(len(group.runs)), _number(group.mean), _number(group.spread))
+        table.add_row(*_values(group.parameters, parameters), *cells)
     _say(console, f"over seeds, {found.metric} at step {found.step}:")
     console.print(table)
 

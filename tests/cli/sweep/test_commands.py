@@ -51,7 +51,11 @@ def test_preview_says_what_it_costs_before_anything_is_created(world: World) -> 
     assert found["hours"] == 2 and found["starts"] == 1
     assert any("1 service account of 100" in one for one in found["limits"])
     text = call("preview", str(path)).output
-    for words in ("2 trials of dev: 1 start at the next up, 1 wait", "budget    $0.20", "at most"):
+    for words in (
+        "2 trials of dev; to start at the next up: 1, to wait: 1",
+        "budget    $0.20",
+        "at most",
+    ):
         assert words in text
     assert not world.stacks.known and not list(world.store.list(""))
 
