@@ -22,7 +22,7 @@ from outlast.bucket.layout import (
     Heartbeat,
     Layout,
 )
-from outlast.bucket.store import NotFound, PreconditionFailed, Store
+from outlast.bucket.store import NotFound, PreconditionFailed, ReadOnlyStore, Store
 from outlast.bucket.transfer import in_parallel, small_reads
 
 BLOCK = 32
@@ -66,7 +66,7 @@ class Block(Record):
     entries: tuple[Entry, ...]
 
 
-def read(store: Store, layout: Layout, *, patience: Patience = BRIEF) -> Records:
+def read(store: ReadOnlyStore, layout: Layout, *, patience: Patience = BRIEF) -> Records:
     """The records of all attempts. Raises StoreError, and ValueError for a damaged record."""
     there = _terms(store, layout)
     # No block is written before the second one's attempts have begun.
@@ -120,19 +120,19 @@ def _path(layout: Layout, term: int, kind: str) -> str:
     return paths[kind](term)
 
 
-def _terms(store: Store, layout: Layout) -> set[int]:
+def _terms(store: ReadOnlyStore, layout: Layout) -> set[int]:
     """Every attempt that left a record."""
     numbers = map(number_of, store.folders(layout.attempts))
     return {number for number in numbers if number is not None}
 
 
-def _numbers(store: Store, layout: Layout) -> list[int]:
+def _numbers(store: ReadOnlyStore, layout: Layout) -> list[int]:
     names = (item.path.removeprefix(layout.records) for item in store.list(layout.records))
     numbers = (number_of(name[:-5]) for name in names if name.endswith(".json"))
     return sorted(number for number in numbers if number is not None)
 
 
-def _block(store: Store, layout: Layout, number: int, patience: Patience) -> Records:
+def _block(store: ReadOnlyStore, layout: Layout, number: int, patience: Patience) -> Records:
     """The block's records; none if it is missing or damaged."""
     try:
         data, _ = patience(lambda: store.get(layout.records_block(number)))
@@ -144,7 +144,9 @@ def _block(store: Store, layout: Layout, number: int, patience: Patience) -> Rec
     return {}
 
 
-def _entries(store: Store, layout: Layout, terms: Iterable[int], patience: Patience) -> list[Entry]:
+def _entries(
+    store: ReadOnlyStore, layout: Layout, terms: Iterable[int], patience: Patience
+) -> list[Entry]:
     """The attempts' own records, as they are now."""
 
     def one(term: int, kind: str) -> Entry | None:

@@ -39,6 +39,7 @@ from outlast.bucket.store import (
     NotFound,
     Object,
     PreconditionFailed,
+    ReadOnlyStore,
     Store,
 )
 from outlast.protocol import check_part_name
@@ -324,7 +325,7 @@ class Reading(NamedTuple):
     object: Object
 
 
-def read_head(store: Store, layout: Layout) -> Reading:
+def read_head(store: ReadOnlyStore, layout: Layout) -> Reading:
     """Reads HEAD. Raises HeadLost, HeadUnreadable, HeadOtherFormat, HeadForbidden, HeadMoved or
     StoreError.
 
@@ -336,7 +337,7 @@ def read_head(store: Store, layout: Layout) -> Reading:
     return found
 
 
-def place_of(store: Store, layout: Layout) -> str:
+def place_of(store: ReadOnlyStore, layout: Layout) -> str:
     """The run's own path."""
     return f"{store.url}/{layout.root}".rstrip("/")
 
@@ -360,7 +361,7 @@ def said_of(move: Move) -> str:
     )
 
 
-def read_moved_head(store: Store, layout: Layout) -> Reading:
+def read_moved_head(store: ReadOnlyStore, layout: Layout) -> Reading:
     """Like `read_head`, also for a run that a handover has moved. Only a handover needs this."""
     try:
         data, found = store.get(layout.head)

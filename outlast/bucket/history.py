@@ -13,7 +13,7 @@ from outlast.base.exits import Reason, State
 from outlast.bucket import blocks
 from outlast.bucket.head import Head, HeadLost, read_head
 from outlast.bucket.layout import AttemptEnd, AttemptStart, BootEnd, Heartbeat, Layout
-from outlast.bucket.store import NotFound, Store
+from outlast.bucket.store import NotFound, ReadOnlyStore
 from outlast.bucket.transfer import in_parallel, small_reads
 from outlast.spec import changes, metrics
 from outlast.spec.metrics import Last
@@ -165,7 +165,7 @@ class History:
         return sum(attempt.lost for attempt in self.attempts)
 
 
-def read(store: Store, layout: Layout) -> History | None:
+def read(store: ReadOnlyStore, layout: Layout) -> History | None:
     """The history of a run; None if the run has no HEAD yet.
 
     Raises HeadError and StoreError as `read_head` does, ValueError if a record is damaged.
@@ -222,7 +222,7 @@ class Boot:
 
 
 def read_boots(
-    store: Store, layout: Layout, booted: Mapping[str, datetime] | None = None
+    store: ReadOnlyStore, layout: Layout, booted: Mapping[str, datetime] | None = None
 ) -> tuple[Boot, ...]:
     """All recorded boots, oldest first; `booted` as in a history that was just read. Raises as
     `read` does.
@@ -253,7 +253,7 @@ def read_boots(
     return tuple(sorted(boots, key=lambda boot: boot.start))
 
 
-def read_end(store: Store, layout: Layout, term: int) -> AttemptEnd | None:
+def read_end(store: ReadOnlyStore, layout: Layout, term: int) -> AttemptEnd | None:
     """The record of an attempt's end; None if it left none. Raises as `read` does."""
     try:
         return AttemptEnd.from_json(store.get(layout.attempt_end(term))[0])

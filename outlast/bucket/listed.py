@@ -10,13 +10,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from functools import partial
-from typing import Any
 
 from outlast.base.names import number_of
 from outlast.bucket import blocks
 from outlast.bucket.history import BOOT_END
 from outlast.bucket.layout import Layout
-from outlast.bucket.store import NotFound, Object, Store, StoreError
+from outlast.bucket.store import NotFound, Object, ReadOnlyStore, StoreError
 from outlast.bucket.transfer import in_parallel, small_reads
 
 _RECORD = re.compile(
@@ -35,14 +34,11 @@ class Listed:
     streams = 1
     """Its records are in memory."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ReadOnlyStore) -> None:
         self.url = store.url
-        self._store: Any = store
+        self._store = store
         self._runs: dict[Layout, dict[str, Object]] = {}
         self._read: dict[str, tuple[bytes, Object] | StoreError] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
 
     def add(self, found: Iterable[Object]) -> None:
         """Adds what was listed."""
@@ -122,7 +118,9 @@ def _term(path: str, layout: Layout) -> int:
     return number_of(path.removeprefix(layout.attempts).partition("/")[0]) or 0
 
 
-def read(store: Store, root: str, *, only: Callable[[str], bool] = lambda _: True) -> Listed:
+def read(
+    store: ReadOnlyStore, root: str, *, only: Callable[[str], bool] = lambda _: True
+) -> Listed:
     """The records of all runs of the experiments below `root`, which ends with a slash; only those
     of some experiments are read, by their names. Raises StoreError if it cannot list.
     """

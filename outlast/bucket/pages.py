@@ -27,7 +27,7 @@ from outlast.bucket.layout import (
     Layout,
 )
 from outlast.bucket.parts import Part, parts_of
-from outlast.bucket.store import Damaged, NotFound, Store, put_new
+from outlast.bucket.store import Damaged, NotFound, ReadOnlyStore, Store, put_new
 from outlast.bucket.transfer import in_parallel, small_reads
 
 CHAIN_PAGE = 32
@@ -91,7 +91,7 @@ class _Pages(Generic[Entry]):
 
     def __init__(
         self,
-        store: Store,
+        store: ReadOnlyStore,
         layout: Layout,
         kind: type[ChainPage] | type[LineagePage],
         patience: Patience,
@@ -196,7 +196,7 @@ def newest_first(
     yield from reversed(waiting)
 
 
-def kept(store: Store, layout: Layout, head: Head, *, patience: Patience = BRIEF) -> Kept:
+def kept(store: ReadOnlyStore, layout: Layout, head: Head, *, patience: Patience = BRIEF) -> Kept:
     """All kept checkpoints, oldest first, without those behind an unreadable page. Raises
     StoreError if the store does not answer.
     """
@@ -205,7 +205,7 @@ def kept(store: Store, layout: Layout, head: Head, *, patience: Patience = BRIEF
 
 
 def parts(
-    store: Store, layout: Layout, head: Head, *, patience: Patience = BRIEF
+    store: ReadOnlyStore, layout: Layout, head: Head, *, patience: Patience = BRIEF
 ) -> tuple[Part, ...]:
     """The parts of a run in the order in which they began; reads no page if there are none. Raises
     PageLost if a page cannot be read, and StoreError.
@@ -400,11 +400,11 @@ def _raise(error: PageLost) -> None:
     raise error
 
 
-def _chain(store: Store, layout: Layout, patience: Patience) -> _Pages[Checkpoint]:
+def _chain(store: ReadOnlyStore, layout: Layout, patience: Patience) -> _Pages[Checkpoint]:
     return _Pages(store, layout, ChainPage, patience)
 
 
-def _lineage(store: Store, layout: Layout, patience: Patience) -> _Pages[Lineage]:
+def _lineage(store: ReadOnlyStore, layout: Layout, patience: Patience) -> _Pages[Lineage]:
     return _Pages(store, layout, LineagePage, patience)
 
 

@@ -4,12 +4,12 @@ from typing import TypeVar
 
 from outlast.base.codec import Record
 from outlast.base.retry import BRIEF, Patience
-from outlast.bucket.store import Damaged, NotFound, Object, Store
+from outlast.bucket.store import Damaged, NotFound, Object, ReadOnlyStore, Store
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
-def read_record(store: Store, path: str, kind: type[AnyRecord]) -> AnyRecord | None:
+def read_record(store: ReadOnlyStore, path: str, kind: type[AnyRecord]) -> AnyRecord | None:
     """The record at `path`; None if there is none. Raises Damaged if it is not a record."""
     try:
         data, _ = store.get(path)

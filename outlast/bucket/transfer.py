@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from outlast.base.names import check_object_name
 from outlast.base.plain_files import NotPlain, PlainFile, plain_files
 from outlast.bucket.errors import BadSnapshot
-from outlast.bucket.store import GET_BYTES_MAX, Checksum, Store
+from outlast.bucket.store import GET_BYTES_MAX, Checksum, ReadOnlyStore, Store
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ def in_parallel(jobs: Sequence[Callable[[], T]], streams: int) -> list[T]:
     return [future.result() for future in futures if not future.cancelled()]
 
 
-def small_reads(store: Store) -> int:
+def small_reads(store: ReadOnlyStore) -> int:
     """How many small objects to read from the store at the same time. One for a folder: it answers
     at once, and threads would only wait for each other.
     """

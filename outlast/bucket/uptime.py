@@ -15,7 +15,7 @@ from outlast.base.exits import Reason
 from outlast.bucket.history import Attempt, History
 from outlast.bucket.layout import AttemptStart, BootRecord, Layout
 from outlast.bucket.standing import Standing, standing
-from outlast.bucket.store import NotFound, Store
+from outlast.bucket.store import NotFound, ReadOnlyStore
 
 LEAST = timedelta(minutes=1)
 """What the platform bills of a VM at least."""
@@ -46,7 +46,7 @@ class Life:
         return max(self.end - self.start, LEAST).total_seconds() / 3600
 
 
-def lives_of(store: Store, layout: Layout, book: History | None) -> tuple[Life, ...]:
+def lives_of(store: ReadOnlyStore, layout: Layout, book: History | None) -> tuple[Life, ...]:
     """Every VM that booted for the run, oldest first, from a history that was just read. Only the
     records of VMs that never came to an attempt are read here. Raises StoreError.
     """
@@ -121,7 +121,7 @@ def _keep(
         seen[instance_id].append(max(until, end))
 
 
-def _read(store: Store, path: str) -> BootRecord | None:
+def _read(store: ReadOnlyStore, path: str) -> BootRecord | None:
     try:
         return BootRecord.from_json(store.get(path)[0])
     except (NotFound, ValueError):  # gone between list and get, or cut while it was written

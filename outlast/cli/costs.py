@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from outlast.base import numbers
 from outlast.base.codec import format_time
@@ -17,12 +17,12 @@ from outlast.bucket import history, listed, uptime
 from outlast.bucket.head import HeadError
 from outlast.bucket.history import Attempt, History
 from outlast.bucket.layout import AttemptStart, Layout
-from outlast.bucket.store import Store, StoreError
+from outlast.bucket.store import ReadOnlyStore, StoreError
 from outlast.bucket.transfer import in_parallel, small_reads
 from outlast.bucket.uptime import within
 from outlast.cli import experiments
 from outlast.cli.errors import CloudError, OperateError, about
-from outlast.cli.runs import Place
+from outlast.cli.runs import ReadPlace
 from outlast.costs import pricing
 
 GIB = 2**30
@@ -283,7 +283,7 @@ def said(lives: Sequence[Life]) -> str:
     return ("at least " if unknown else "") + pricing.dollars(dollars)
 
 
-def count(place: Place) -> Costs:
+def count(place: ReadPlace) -> Costs:
     """The costs of a run in a bucket. OperateError: it cannot be read, or has no VMs."""
     if place.folder is not None:
         raise OperateError(f"{place.name}: a run in a folder has no VMs, and nothing is counted")
@@ -319,14 +319,13 @@ def count_all() -> ProjectCosts:
             names = experiments.names(store)
             layouts = experiments.layouts_of(store, [f"{experiments.ROOT}{one}" for one in names])
             records = listed.read(store, experiments.ROOT, only=frozenset(names).__contains__)
-            view = cast(Store, records)
         except CloudError:
             raise
         except (StoreError, OperateError) as error:
             unread.append(about(f"gs://{bucket}", error))
             continue
         jobs = [
-            partial(_counted, Place(run.prefix.removeprefix(experiments.ROOT), view, run))
+            partial(_counted, ReadPlace(run.prefix.removeprefix(experiments.ROOT), records, run))
             for run in layouts
         ]
         for one in in_parallel(jobs, small_reads(store)):
@@ -338,7 +337,7 @@ def count_all() -> ProjectCosts:
     return ProjectCosts(tuple(found), tuple(unread))
 
 
-def _counted(place: Place) -> Costs | str:
+def _counted(place: ReadPlace) -> Costs | str:
     """A run's costs, or why they could not be read."""
     try:
         return count(place)
@@ -354,7 +353,7 @@ def _committed(book: History | None) -> int:
     return book.head.end.step if book.head.end else book.head.step
 
 
-def lives_of(store: Store, layout: Layout, book: History | None) -> tuple[Life, ...]:
+def lives_of(store: ReadOnlyStore, layout: Layout, book: History | None) -> tuple[Life, ...]:
     """As `uptime.lives_of`, each with its price."""
     return tuple(
         Life(

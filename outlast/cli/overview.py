@@ -8,15 +8,15 @@ finished one has two more, for its evaluations.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from outlast.bucket import listed
 from outlast.bucket.layout import Layout
-from outlast.bucket.store import Store, StoreError
+from outlast.bucket.store import ReadOnlyStore, StoreError
 from outlast.bucket.transfer import in_parallel, small_reads
 from outlast.cli import costs, experiments, status
 from outlast.cli.errors import CloudError, OperateError, about
-from outlast.cli.runs import Place
+from outlast.cli.runs import ReadPlace
 from outlast.cli.status import Status
 from outlast.costs import pricing
 
@@ -72,8 +72,7 @@ def read(*, mine: bool = False, every: bool = False) -> Overview:
         runs: dict[str, list[Layout]] = {name: [] for name in names}
         for run in filter(lambda one: experiments.is_run(one.run), records.runs()):
             runs[run.prefix.removeprefix(experiments.ROOT)].append(run)
-        view = cast(Store, records)
-        jobs = [partial(_experiment, view, name, of, every) for name, of in runs.items()]
+        jobs = [partial(_experiment, records, name, of, every) for name, of in runs.items()]
         for name, (found, why) in zip(names, in_parallel(jobs, small_reads(store)), strict=True):
             lines += found
             if why:
@@ -85,21 +84,21 @@ def read(*, mine: bool = False, every: bool = False) -> Overview:
 
 
 def _experiment(
-    store: Store, name: str, runs: Sequence[Layout], every: bool
+    store: ReadOnlyStore, name: str, runs: Sequence[Layout], every: bool
 ) -> tuple[list[Line], str]:
     """Its runs, newest first, and why some could not be read."""
     lines: list[Line] = []
     whys: list[str] = []
     for layout in runs:
         try:
-            lines.append(line_of(Place(name, store, layout)))
+            lines.append(line_of(ReadPlace(name, store, layout)))
         except OperateError as error:
             whys.append(str(error))
     lines.sort(key=lambda line: line.status.started, reverse=True)
     return (lines if every else lines[:1]), "; ".join(whys)
 
 
-def line_of(place: Place) -> Line:
+def line_of(place: ReadPlace) -> Line:
     """One run. Raises OperateError if it cannot be read."""
     found = status.read(place)
     try:

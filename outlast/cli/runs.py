@@ -23,7 +23,7 @@ from outlast.bucket.layout import EXPERIMENT_PATTERN, Layout, is_run_path
 from outlast.bucket.part_results import result_of
 from outlast.bucket.parts import DONE_TAG, Part, is_done, own_step, parts_of, shown
 from outlast.bucket.rows import read_rows
-from outlast.bucket.store import Store, StoreError, open_store
+from outlast.bucket.store import ReadOnlyStore, Store, StoreError, open_store
 from outlast.cli import experiments
 from outlast.cli.errors import (
     CloudError,
@@ -106,12 +106,12 @@ def _shown(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a run lives."""
+class ReadPlace:
+    """Where a run is read, such as a view of records that were listed."""
 
     name: str
     """The name that the user gave."""
-    store: Store
+    store: ReadOnlyStore
     layout: Layout
     folder: Path | None = None
     """The folder of a run in a folder."""
@@ -129,6 +129,13 @@ class Place:
     def url(self) -> str:
         """The run's own URL: ``gs://…/`` or a folder."""
         return f"{self.home}/{self.layout.root}" if self.layout.root else self.home
+
+
+@dataclass(frozen=True)
+class Place(ReadPlace):
+    """Where a run lives: it can also be written there."""
+
+    store: Store
 
 
 class OpenedRun:

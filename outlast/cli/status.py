@@ -14,12 +14,12 @@ from outlast.bucket.history import Boot, History
 from outlast.bucket.layout import Layout
 from outlast.bucket.parts import parts_of, table
 from outlast.bucket.standing import Standing, is_reopened, standing
-from outlast.bucket.store import NotFound, Store, StoreError
+from outlast.bucket.store import NotFound, ReadOnlyStore, StoreError
 from outlast.bucket.transfer import in_parallel, small_reads
 from outlast.cli import boots
 from outlast.cli.boots import Wait
 from outlast.cli.errors import OperateError, about
-from outlast.cli.runs import Place
+from outlast.cli.runs import ReadPlace
 from outlast.spec import metrics
 from outlast.spec.metrics import Last
 from outlast.spec.result import METRICS_FILE
@@ -127,7 +127,7 @@ class Status:
         }
 
 
-def read(place: Place) -> Status:
+def read(place: ReadPlace) -> Status:
     """The status of a run. Raises OperateError if it cannot be read."""
     store, layout = place.store, place.layout
     try:
@@ -158,7 +158,7 @@ def read(place: Place) -> Status:
     )
 
 
-def _parts(store: Store, layout: Layout, book: History | None) -> list[dict[str, Any]]:
+def _parts(store: ReadOnlyStore, layout: Layout, book: History | None) -> list[dict[str, Any]]:
     """Parts behind an unreadable page are left out; code that needs them reports it."""
     if book is None:
         return []
@@ -169,7 +169,9 @@ def _parts(store: Store, layout: Layout, book: History | None) -> list[dict[str,
     return table(found, now=book.part, before=book.before, step=book.step)
 
 
-def _wait(place: Place, book: History | None, booted: Sequence[Boot], now: datetime) -> Wait | None:
+def _wait(
+    place: ReadPlace, book: History | None, booted: Sequence[Boot], now: datetime
+) -> Wait | None:
     """What the run waits for; None if an attempt is working, or nothing is expected."""
     head = book.head if book else None
     if place.folder or (
@@ -186,7 +188,9 @@ def _wait(place: Place, book: History | None, booted: Sequence[Boot], now: datet
     return boots.with_serial(wait, place.group, vm) if place.group and vm else wait
 
 
-def _last_metrics(store: Store, book: History | None, parts: Sequence[str]) -> Mapping[str, Last]:
+def _last_metrics(
+    store: ReadOnlyStore, book: History | None, parts: Sequence[str]
+) -> Mapping[str, Last]:
     """For a finished run, metrics.json is included, because it has the evaluations after the loop.
     If there are many parts, only the last ones are read.
     """
@@ -207,7 +211,7 @@ def _last_metrics(store: Store, book: History | None, parts: Sequence[str]) -> M
     return found
 
 
-def _last_evaluations(store: Store, path: str) -> dict[str, Last]:
+def _last_evaluations(store: ReadOnlyStore, path: str) -> dict[str, Last]:
     try:
         return metrics.last_values(metrics.read_table(store.get(path)[0]))
     except (

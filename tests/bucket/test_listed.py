@@ -1,6 +1,6 @@
 """Records of many runs from a few listings: the same as each read by its name."""
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -8,14 +8,14 @@ from outlast.base.exits import Reason, State
 from outlast.bucket import blocks, history, listed
 from outlast.bucket.head import read_head
 from outlast.bucket.layout import BootEnd, Layout
-from outlast.bucket.store import MemoryStore, NotFound, Operation, Store, Unavailable
+from outlast.bucket.store import MemoryStore, NotFound, Operation, ReadOnlyStore, Unavailable
 from tests.cli.test_overview import START, layout, plant
 
 ROOT = "experiments/"
 
 
-def view_of(store: Store, **more: Any) -> Store:
-    return cast(Store, listed.read(store, ROOT, **more))
+def view_of(store: ReadOnlyStore, **more: Any) -> listed.Listed:
+    return listed.read(store, ROOT, **more)
 
 
 def test_a_long_history_is_the_same_through_blocks() -> None:
@@ -36,7 +36,7 @@ def test_what_was_not_listed_is_absent_and_the_rest_is_the_stores() -> None:
     run = plant(store, "one")
     other = plant(store, "other")
     view = view_of(store, only=lambda name: name == "one")
-    assert cast(listed.Listed, view).runs() == [run]
+    assert view.runs() == [run]
     with pytest.raises(NotFound):
         view.get(other.head)
     store.put(run.metrics_piece(1, 0), b"row")
@@ -87,5 +87,5 @@ def test_names_that_no_run_has_do_no_harm() -> None:
     for path in ("experiments/a/0/attempts/x/start.json", "experiments/a/0/records/no.json"):
         store.put(path, b"{}")
     view = view_of(store)
-    assert cast(listed.Listed, view).runs() == [Layout("experiments/a", "0")]
+    assert view.runs() == [Layout("experiments/a", "0")]
     assert history.read(view, layout("a")) is None

@@ -146,20 +146,41 @@ class Sink(Protocol):
     def write(self, data: bytes, /) -> Any: ...
 
 
-class Store(Protocol):
-    """The contract of a store; tests/bucket/test_store.py tests all implementations."""
+class ReadOnlyStore(Protocol):
+    """What readers of records need of a store."""
 
     url: str
     streams: int
     """How many objects it makes sense to transfer at the same time."""
-    rewrite_sec: float
-    """The least seconds between two writes of one object."""
 
     def get(self, path: str, *, generation: int | None = None) -> tuple[bytes, Object]:
         """Reads the whole content, verified, and its description. Raises TooLarge above
         `GET_BYTES_MAX`, without reading more.
         """
         ...
+
+    def list(self, prefix: str, *, glob: str = "") -> Iterator[Object]:
+        """All objects whose path starts with `prefix`, sorted by path; with `glob`, only those
+        whose whole path matches it: `*` within a folder, and `{a,b}`. A bucket does the matching.
+        """
+        ...
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        """The sorted names of the folders directly below `prefix`, which is empty or ends with a
+        slash. Their content does not make it slower.
+        """
+        ...
+
+    def now(self) -> datetime:
+        """Server time in UTC."""
+        ...
+
+
+class Store(ReadOnlyStore, Protocol):
+    """The contract of a store; tests/bucket/test_store.py tests all implementations."""
+
+    rewrite_sec: float
+    """The least seconds between two writes of one object."""
 
     def fetch(self, path: str, to: Path, *, generation: int | None = None) -> Object:
         """Streams the content into the file `to`, verified; `to` appears complete or not at all."""
@@ -198,22 +219,6 @@ class Store(Protocol):
         """Deletes this generation. Raises PreconditionFailed if there is another one, NotFound if
         there is none.
         """
-        ...
-
-    def list(self, prefix: str, *, glob: str = "") -> Iterator[Object]:
-        """All objects whose path starts with `prefix`, sorted by path; with `glob`, only those
-        whose whole path matches it: `*` within a folder, and `{a,b}`. A bucket does the matching.
-        """
-        ...
-
-    def folders(self, prefix: str) -> Iterator[str]:
-        """The sorted names of the folders directly below `prefix`, which is empty or ends with a
-        slash. Their content does not make it slower.
-        """
-        ...
-
-    def now(self) -> datetime:
-        """Server time in UTC."""
         ...
 
 

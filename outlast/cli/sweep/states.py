@@ -3,19 +3,18 @@ destroy.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
 from outlast.bucket import listed
 from outlast.bucket.listed import Listed
 from outlast.bucket.standing import Standing
-from outlast.bucket.store import Store, StoreError
+from outlast.bucket.store import StoreError
 from outlast.bucket.sweeps import SweepObjects, SweepRecord, TrialRecord, UpRecord
 from outlast.bucket.transfer import in_parallel, small_reads
 from outlast.cli import costs, experiments, status
 from outlast.cli.errors import OperateError, about
-from outlast.cli.runs import Place
+from outlast.cli.runs import Place, ReadPlace
 from outlast.cli.status import Status
 from outlast.cli.sweep.trials import layout_of
 from outlast.spec import sweeps
@@ -140,7 +139,8 @@ def _read(
 ) -> TrialState:
     if view is None:
         return TrialState(objects.name, record, up, None)
-    place = replace(place_of(objects, record.run), store=cast(Store, view))
+    run = record.run
+    place = ReadPlace(sweeps.trial(objects.name, run), view, layout_of(objects.name, run))
     try:
         found = status.read(place)
         lives = costs.lives_of(place.store, place.layout, found.history)
