@@ -162,6 +162,27 @@ def test_what_is_waited_for(recorded, seen, what, since, why):
     assert (found.what, found.since, found.why) == (Standing(what), since, why)
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "ZONE_RESOURCE_POOL_EXHAUSTED",
+        "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS",
+        "RESOURCE_POOL_EXHAUSTED",
+        "VM_MIN_COUNT_NOT_REACHED",
+        "QUOTA_EXCEEDED",
+        "A_CODE_THAT_IS_NOT_KNOWN_YET",
+    ],
+)
+def test_a_refused_vm_is_waited_for_and_shown_under_googles_code_whichever_it_is(code: str):
+    refused = (Refusal(ago(4), code, "Try another zone, for example europe-west4-b."),)
+    found = wait_of([], Seen(ago(30), 1, None, refused), now=NOW)
+    assert found.what is Standing.WAITING
+    assert found.why.startswith(
+        f"its group cannot create a VM: {code} (tries: 1): Try another zone, for example"
+        " europe-west4-b"
+    )
+
+
 def test_a_run_that_left_during_training_says_what_is_known():
     found = wait_of([], Seen(ago(90), 0, None), now=NOW, attempt=ago(30))
     assert (found.what, found.why) == (Standing.WAITING, f"{SILENTLY}; {AGAIN}")

@@ -211,6 +211,41 @@ def test_an_image_that_was_not_made_leaves_nothing(platform: Platform):
     assert platform.there == {}
 
 
+def test_a_builder_is_never_a_spot_vm_and_its_limit_deletes_it():
+    scheduling = builder.body(baked(limitMinutes=30), builder.Order({}), BASE)["scheduling"]
+    assert scheduling["provisioningModel"] == "STANDARD"
+    assert "preemptible" not in scheduling
+    assert scheduling["maxRunDuration"] == {"seconds": str(30 * 60)}
+    assert scheduling["instanceTerminationAction"] == "DELETE"
+
+
+def test_an_image_that_takes_twenty_minutes_is_waited_for_before_its_builder_goes(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+):
+    """Each look at the image takes five minutes, and its operation does not end in time."""
+    image, minutes = "global/images/own-0123456789", [0.0]
+    monkeypatch.setattr(bake.time, "monotonic", lambda: minutes[0] * 60)
+    ask, order = platform.call, platform.order
+    builders: list[bool] = []
+
+    def call(method: str, path: str, *rest: Any, **more: Any) -> dict[str, Any]:
+        if path == image and image in platform.there:
+            minutes[0] += 5
+            platform.there[image]["status"] = "READY" if minutes[0] >= 20 else "PENDING"
+            builders.append(any("/instances/" in one for one in platform.there))
+        return ask(method, path, *rest, **more)
+
+    def slow(method: str, path: str, *rest: Any, **more: Any) -> None:
+        order(method, path, *rest, **more)
+        if path == "global/images":
+            raise CannotAsk(0, f"{path}: not done in 600 s")
+
+    platform.call, platform.order = call, slow
+    assert made(platform) == "https://x/own-0123456789"
+    assert minutes == [20.0] and builders == [True] * 4
+    assert list(platform.there) == [image]
+
+
 def test_a_silent_platform_is_reported_with_its_first_error_and_leftovers(
     platform: Platform,
 ):

@@ -700,6 +700,20 @@ def test_retries_count_across_machines(world: World) -> None:
     assert (world.head.state, world.head.failures) == (State.FAILED, 2)
 
 
+def test_thirty_preemptions_leave_the_only_retry_to_the_trainer(world: World) -> None:
+    """Nor do they end the run, though none of these attempts commits anything."""
+    spec = spec_with(retries_failures=1)
+    for term in range(1, 31):
+        vm = world.boot(lambda life: life.obey(), spec=spec).start()
+        wait_until(lambda vm=vm: vm.trainers)
+        vm.terminate()
+        assert vm.ended() == 75
+        assert (world.head.term, world.head.state) == (term, State.OPEN)
+        assert (world.head.failures, world.head.no_progress) == (0, 0)
+    assert world.boot(exits_with(3), finish, spec=spec).run() == 0
+    assert (world.head.state, world.head.failures) == (State.DONE, 1)
+
+
 def test_bad_usage_is_never_retried(world: World) -> None:
     assert world.boot(exits_with(64), spec=spec_with(retries_failures=5)).run() == 0
     assert world.head.state is State.FAILED

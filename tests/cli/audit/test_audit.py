@@ -253,6 +253,33 @@ def test_an_open_run_of_an_unknown_stack_is_only_removed_on_request(
     assert said(found()) == set()
 
 
+def test_a_vm_that_came_up_after_its_group_was_gone_is_found_and_removed(
+    cloud: LocalCloud, backend: Backend
+) -> None:
+    """As one whose creation was in flight when its stack was destroyed or cancelled."""
+    own = labels.of_stack("outlast", "gone", "gone", {})
+    late = {
+        "name": "late",
+        "machineType": f"zones/{ZONE}/machineTypes/e2-standard-2",
+        "labels": own,
+        "disks": [
+            {
+                "boot": True,
+                "autoDelete": True,
+                "initializeParams": {
+                    "sourceImage": "projects/debian-cloud/global/images/family/debian-13"
+                },
+            }
+        ],
+        "networkInterfaces": [{"network": "global/networks/default"}],
+    }
+    insert(cloud, f"zones/{ZONE}/instances", late)
+    first = found()
+    assert said(first) == {"VM late"} and first.findings[0].cost.hour > 0
+    assert audit.remove(first) == ([], [])
+    assert said(found()) == set() and not ok(cloud, "GET", "/_local/vms")
+
+
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_vm_that_outlived_its_run_leaves_its_group(
     cloud: LocalCloud, backend: Backend, ended: bool
