@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from outlast.cli import engine
 from outlast.cli.cloud import LocalCloud
@@ -85,6 +86,28 @@ def test_an_error_is_its_sentence_alone(tmp_path, said, expected, as_json):
     if as_json:
         text = json.dumps({"diagnostics": [{"severity": "error", "message": f"{said}\n"}]})
     assert failed(tmp_path, text) == expected
+
+
+def test_the_engine_of_each_trial_has_its_own_folder_and_leaves_the_project_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(engine, "project", lambda: tmp_path)
+    definition = {"name": "outlast", "runtime": "python"}
+    (tmp_path / "Pulumi.yaml").write_text(yaml.safe_dump(definition))
+    rates = {"lr--0123456789": 0.1, "lr--abcdef0123": 0.2}
+    for stack, rate in rates.items():
+        config = {"outlast:args": {"learning-rate": rate}}
+        engine.Stack(stack, config, folder=engine.settings_folder(stack))
+    folders = sorted((tmp_path / ".outlast" / "sweeps" / "lr").iterdir())
+    assert [folder.name for folder in folders] == list(rates)
+    for folder, rate in zip(folders, rates.values(), strict=True):
+        (settings,) = folder.glob("Pulumi.lr--*.yaml")
+        config = yaml.safe_load(settings.read_text())["config"]
+        assert config == {"outlast:args": {"learning-rate": rate}}
+        assert (folder / "project").resolve() == tmp_path
+        assert yaml.safe_load((folder / "Pulumi.yaml").read_text())["main"] == "project"
+    assert {one.name for one in tmp_path.iterdir()} == {".outlast", "Pulumi.yaml"}
+    assert yaml.safe_load((tmp_path / "Pulumi.yaml").read_text()) == definition
 
 
 def test_a_failure_without_an_error_names_the_command(tmp_path):
