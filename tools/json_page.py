@@ -1,7 +1,7 @@
 """Writes docs/json.md, what `--json` prints and what exit codes mean: `python tools/json_page.py`.
 
 With `--check`, says whether it is out of date; exit 1. A command's option declares its document,
-one of the types in `outlast/cli/documents.py`.
+one of the types in `outlast/cli/documents`.
 """
 
 import ast
@@ -16,7 +16,6 @@ import click  # noqa: E402
 from tables import MADE, _cell, _fields, _joined  # noqa: E402
 
 from outlast.base import exits  # noqa: E402
-from outlast.cli import documents  # noqa: E402
 from outlast.cli.app import cli  # noqa: E402
 from outlast.cli.audit.audit import FOUND  # noqa: E402
 from outlast.cli.commands.output import JsonOption  # noqa: E402
@@ -25,6 +24,7 @@ from outlast.cli.review.preview import NOT_CHECKED, RULE_BROKEN  # noqa: E402
 from outlast.cli.watching import EXITS, TIMED_OUT  # noqa: E402
 
 PAGE = ROOT / "docs" / "json.md"
+DOCUMENTS = ROOT / "outlast" / "cli" / "documents"
 TEXT = """# JSON and exit codes
 
 {made}
@@ -109,9 +109,8 @@ def page() -> str:
         kinds = ", ".join(f"[{one.__name__}](#{one.__name__.lower()})" for one in option.document)
         name = words.removeprefix("outlast ")
         lines.append(f"| `{name}` | {kinds} | {option.form} |")
-    tree = ast.parse(Path(documents.__file__).read_text())
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    for node in classes:
+    trees = [ast.parse(file.read_text()) for file in sorted(DOCUMENTS.glob("*.py"))]
+    for node in (node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)):
         lines += ["", f"## {node.name}", "", _joined(ast.get_docstring(node))]
         for base in node.bases:
             if (name := ast.unparse(base)) != "TypedDict":

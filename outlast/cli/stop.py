@@ -19,7 +19,8 @@ from outlast.bucket.layout import Heartbeat, StopRequest
 from outlast.bucket.records import read_record
 from outlast.bucket.standing import Standing
 from outlast.bucket.store import PreconditionFailed
-from outlast.cli import documents, endpoint, status
+from outlast.cli import endpoint, status
+from outlast.cli.documents import changes
 from outlast.cli.errors import OperateError
 from outlast.cli.polling import Pauses
 from outlast.cli.runs import Place
@@ -63,7 +64,7 @@ class Stopped:
     why: str
     """Why no checkpoint was taken; empty if one was."""
 
-    def as_json(self, experiment: str) -> documents.Stopped:
+    def as_json(self, experiment: str) -> changes.Stopped:
         end = self.head.end
         return {
             "experiment": experiment,

@@ -1,4 +1,4 @@
-"""What does not fit a type of `outlast/cli/documents.py`, a sentence each."""
+"""What does not fit a type of `outlast/cli/documents`, a sentence each."""
 
 import types
 import typing

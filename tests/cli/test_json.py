@@ -1,4 +1,4 @@
-"""`--json`: each command prints what `outlast/cli/documents.py` and docs/json.md say."""
+"""`--json`: each command prints what `outlast/cli/documents` and docs/json.md say."""
 
 import contextlib
 import json
@@ -20,7 +20,6 @@ from outlast.base.folders import PACKAGE
 from outlast.bucket.store import MemoryStore
 from outlast.cli import (
     data,
-    documents,
     experiments,
     fetch,
     handover,
@@ -37,6 +36,9 @@ from outlast.cli.commands import dev
 from outlast.cli.commands.output import Form, JsonOption
 from outlast.cli.dev import pull
 from outlast.cli.doctor import examine
+from outlast.cli.documents.costs import Price, ProjectCosts, RefreshedPrices
+from outlast.cli.documents.previews import Review
+from outlast.cli.documents.rehearsals import OnGoogle
 from outlast.cli.errors import EngineError
 from outlast.cli.prune import select
 from outlast.cli.rehearsal import rehearse as rehearsal
@@ -179,9 +181,9 @@ def costs(monkeypatch: Patch, tmp_path: Path) -> str:
     refreshed = price_refresh.Refresh(tmp_path, "2026-01-01", 3, 2, 1)
     monkeypatch.setattr(price_refresh, "refresh", lambda: refreshed)
     text = found("costs", "--refresh-prices")
-    assert problems(json.loads(text), documents.RefreshedPrices) == []
+    assert problems(json.loads(text), RefreshedPrices) == []
     text = found("costs", "--all")
-    assert problems(json.loads(text), documents.ProjectCosts) == [] and json.loads(text)["runs"]
+    assert problems(json.loads(text), ProjectCosts) == [] and json.loads(text)["runs"]
     text = found("costs", "first")
     assert json.loads(text)["vms"] and json.loads(text)["attempts"]
     return text
@@ -295,7 +297,7 @@ def test_every_command_that_prints_json_declares_its_document() -> None:
             if "--json" in option.opts:
                 assert isinstance(option, JsonOption), (
                     f"{words} --json: declare it with json_option, and its document in"
-                    " outlast/cli/documents.py"
+                    " outlast/cli/documents"
                 )
 
 
@@ -332,7 +334,7 @@ def test_a_refused_preview_is_a_document_too(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(preview, "review", refused)
     done = CliRunner().invoke(cli, ["preview", "dev", "--json"])
-    assert problems(json.loads(done.stdout), documents.Review) == []
+    assert problems(json.loads(done.stdout), Review) == []
 
 
 def test_a_rehearsal_on_google_is_a_document(monkeypatch: Patch) -> None:
@@ -345,17 +347,17 @@ def test_a_rehearsal_on_google_is_a_document(monkeypatch: Patch) -> None:
     )
     monkeypatch.setattr(google, "rehearse", lambda *_: made)
     text = found("rehearse", "--on", "google", "--project", "my-project")
-    assert problems(json.loads(text), documents.OnGoogle) == []
+    assert problems(json.loads(text), OnGoogle) == []
 
 
 @pytest.mark.parametrize(
     ("value", "kind", "said"),
     [
-        ({"what": "x"}, documents.Price, "$: lacks hour"),
-        ({"what": "x", "hour": None, "y": 1}, documents.Price, "$: has y, which is not documented"),
-        ({"what": "x", "hour": True}, documents.Price, "$.hour: True is not float"),
-        ([{"what": 1, "hour": 1}], list[documents.Price], "$[0].what: 1 is not <class 'str'>"),
-        ([], documents.Price, "$: [] is not an object"),
+        ({"what": "x"}, Price, "$: lacks hour"),
+        ({"what": "x", "hour": None, "y": 1}, Price, "$: has y, which is not documented"),
+        ({"what": "x", "hour": True}, Price, "$.hour: True is not float"),
+        ([{"what": 1, "hour": 1}], list[Price], "$[0].what: 1 is not <class 'str'>"),
+        ([], Price, "$: [] is not an object"),
     ],
 )
 def test_what_does_not_fit_is_found(value: Any, kind: Any, said: str) -> None:

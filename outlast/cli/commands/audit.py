@@ -4,8 +4,8 @@ import sys
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import json_option, say_json
+from outlast.cli.documents.upkeep import Audit
 from outlast.cli.terminal import confirmed, say
 
 
@@ -22,7 +22,7 @@ from outlast.cli.terminal import confirmed, say
     type=click.IntRange(min=0),
     help="Skip what is younger: an up with another backend may be creating it.",
 )
-@json_option(documents.Audit)
+@json_option(Audit)
 def audit(
     project: str, remove: bool, open_runs: bool, yes: bool, min_age: int, as_json: bool
 ) -> None:

@@ -2,14 +2,14 @@
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import Form, json_option, say_json
+from outlast.cli.documents.files import Checkpoint
 from outlast.cli.terminal import say
 
 
 @click.command()
 @click.argument("experiment")
-@json_option(documents.Checkpoint, form=Form.LIST, help="Print them as JSON.")
+@json_option(Checkpoint, form=Form.LIST, help="Print them as JSON.")
 def checkpoints(experiment: str, as_json: bool) -> None:
     """List a run's checkpoints, with the name by which another run can start from each.
 

@@ -4,8 +4,8 @@ import sys
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import json_option, say_json
+from outlast.cli.documents.costs import Costs, ProjectCosts, RefreshedPrices
 from outlast.cli.terminal import say
 
 
@@ -14,7 +14,7 @@ from outlast.cli.terminal import say
 @click.option("--all", "every", is_flag=True, help="Every run in the project's buckets.")
 @click.option("--refresh-prices", is_flag=True, help="Take the price list from Google's catalog.")
 @json_option(
-    *(documents.Costs, documents.ProjectCosts, documents.RefreshedPrices),
+    *(Costs, ProjectCosts, RefreshedPrices),
     help="Print them as JSON.",
 )
 def costs(experiment: str | None, every: bool, refresh_prices: bool, as_json: bool) -> None:

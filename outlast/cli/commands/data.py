@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import Form, json_option, say_json
+from outlast.cli.documents.files import DataListed, DataPushed
 from outlast.cli.terminal import say
 
 
@@ -32,7 +32,7 @@ def _bucket_option(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--delete", is_flag=True, help="Delete files from the bucket that FOLDER does not have."
 )
-@json_option(documents.DataPushed, help="Print path and fingerprint as JSON.")
+@json_option(DataPushed, help="Print path and fingerprint as JSON.")
 def push(folder: Path, name: str | None, bucket: str | None, delete: bool, as_json: bool) -> None:
     """Upload a folder or file as gs://BUCKET/data/NAME, which every VM may read.
 
@@ -61,7 +61,7 @@ def push(folder: Path, name: str | None, bucket: str | None, delete: bool, as_js
 
 @data.command()
 @_bucket_option
-@json_option(documents.DataListed, form=Form.LIST)
+@json_option(DataListed, form=Form.LIST)
 def ls(bucket: str | None, as_json: bool) -> None:
     """List the data in the bucket: name, files, bytes, fingerprint, the runs that use it.
 

@@ -2,9 +2,9 @@
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import json_option, say_json
 from outlast.cli.commands.recover import recovered
+from outlast.cli.documents.changes import Destroyed
 from outlast.cli.engine_flags import SETTINGS, engine_flags, split
 from outlast.cli.terminal import say
 
@@ -12,7 +12,7 @@ from outlast.cli.terminal import say
 @click.command(context_settings=SETTINGS)
 @click.argument("experiment")
 @engine_flags
-@json_option(documents.Destroyed, help="Print the outcome as JSON, and Pulumi's output to stderr.")
+@json_option(Destroyed, help="Print the outcome as JSON, and Pulumi's output to stderr.")
 @click.option("--yes", "-y", is_flag=True, hidden=True, expose_value=False)
 def destroy(experiment: str, flags: tuple[str, ...], as_json: bool) -> None:
     """Run pulumi destroy without its questions, after recovering from an interrupted update.
@@ -33,7 +33,7 @@ def destroy(experiment: str, flags: tuple[str, ...], as_json: bool) -> None:
     was_recovered = recovered(experiment, err=as_json)
     left = stack_up.destroy(experiment, passed, aside=as_json)
     if as_json:
-        document: documents.Destroyed = {
+        document: Destroyed = {
             "experiment": experiment,
             "recovered": was_recovered,
             "left": left,

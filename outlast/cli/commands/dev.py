@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import json_option, say_json
+from outlast.cli.documents.files import Pulled
 from outlast.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _source_of(experiment: str) -> Path:
 @click.argument("remote")
 @click.argument("local", type=click.Path(path_type=Path))
 @user_option
-@json_option(documents.Pulled, help="Print path, files and bytes as JSON.")
+@json_option(Pulled, help="Print path, files and bytes as JSON.")
 def pull(experiment: str, remote: str, local: Path, user: str, as_json: bool) -> None:
     """Copy a file or folder from the VM to LOCAL, verified by size and SHA-256.
 

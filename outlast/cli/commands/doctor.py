@@ -4,15 +4,15 @@ import sys
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import json_option, say_json
+from outlast.cli.documents.upkeep import Diagnosis
 
 
 @click.command()
 @click.argument("stack", required=False, default="")
 @click.option("--project", default="", metavar="ID", help="Without STACK: the Google project.")
 @click.option("--zone", default="", help="Without STACK: the zone of the VMs.")
-@json_option(documents.Diagnosis, help="Print it as JSON, for an issue report.")
+@json_option(Diagnosis, help="Print it as JSON, for an issue report.")
 def doctor(stack: str, project: str, zone: str, as_json: bool) -> None:
     """Say what would keep an up from working, and what to do about it.
 

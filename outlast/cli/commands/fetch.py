@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import Form, json_option, say_json
+from outlast.cli.documents.files import Fetched
 from outlast.cli.terminal import say
 
 into_folder = click.option(
@@ -27,7 +27,7 @@ into_folder = click.option(
     "--notebook", is_flag=True, help="Also write curves.ipynb, and rows.jsonl, which it draws."
 )
 @click.option("--tensorboard", is_flag=True, help="Also write a folder for TensorBoard.")
-@json_option(documents.Fetched, form=Form.SEVERAL, help="Print paths and files as JSON.")
+@json_option(Fetched, form=Form.SEVERAL, help="Print paths and files as JSON.")
 def fetch(
     experiments: tuple[str, ...],
     into: Path,

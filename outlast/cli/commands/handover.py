@@ -4,8 +4,8 @@ from typing import cast
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import json_option, say_json
+from outlast.cli.documents.changes import HandedOver
 from outlast.cli.terminal import say
 
 
@@ -17,7 +17,7 @@ from outlast.cli.terminal import say
     metavar="gs://BUCKET",
     help="Move the run to this bucket; it can then not continue in the old one.",
 )
-@json_option(documents.HandedOver)
+@json_option(HandedOver)
 def handover(run: str, owner: str, to: str | None, as_json: bool) -> None:
     """Give a run to another stack, while no VM works on it.
 
@@ -51,7 +51,7 @@ def handover(run: str, owner: str, to: str | None, as_json: bool) -> None:
             stores = cast(BucketStore, place.store), cast(BucketStore, target)
             done = handing.hand_over_into(*stores, place.layout, owner)
     if as_json:
-        document: documents.HandedOver = {
+        document: HandedOver = {
             "run": done.place,
             "owner": done.head.owner,
             "before": done.before,

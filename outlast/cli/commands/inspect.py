@@ -2,8 +2,8 @@
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import json_option, say_json
+from outlast.cli.documents.files import Inspected
 
 
 @click.command()
@@ -11,7 +11,7 @@ from outlast.cli.commands.output import json_option, say_json
 @click.option("--best", is_flag=True, help="The best checkpoint, instead of the result.")
 @click.option("--newest", is_flag=True, help="The newest checkpoint, instead of the result.")
 @click.option("--part", metavar="NAME", help="Only this part of a run with parts.")
-@json_option(documents.Inspected)
+@json_option(Inspected)
 def inspect(experiment: str, best: bool, newest: bool, part: str | None, as_json: bool) -> None:
     """Show the parameters of a result or checkpoint: name, shape, type, count and norm.
 

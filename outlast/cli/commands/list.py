@@ -4,14 +4,14 @@ import sys
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import Form, json_option, say_json
+from outlast.cli.documents.runs import Line
 
 
 @click.command()
 @click.option("--mine", is_flag=True, help="Only experiments of this project's stacks.")
 @click.option("--every", is_flag=True, help="Every run, not only the newest of each experiment.")
-@json_option(documents.Line, form=Form.LIST, help="Print them as JSON.")
+@json_option(Line, form=Form.LIST, help="Print them as JSON.")
 def list(mine: bool, every: bool, as_json: bool) -> None:
     """List the runs: state, step, steps a second, time left, last heartbeat, cost so far.
 

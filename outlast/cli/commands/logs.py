@@ -2,8 +2,8 @@
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import Form, json_option, say_json
+from outlast.cli.documents.files import LogLine
 from outlast.cli.terminal import say
 
 
@@ -18,7 +18,7 @@ from outlast.cli.terminal import say
 @click.option(
     "--boot", is_flag=True, help="Print the serial port of its VM, and boots that failed."
 )
-@json_option(documents.LogLine, form=Form.LINES, help="Print each line as JSON.")
+@json_option(LogLine, form=Form.LINES, help="Print each line as JSON.")
 def logs(experiment: str, attempt: int | None, follow: bool, boot: bool, as_json: bool) -> None:
     """Print what the trainer of an attempt wrote to stdout and stderr.
 

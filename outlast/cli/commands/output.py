@@ -32,7 +32,7 @@ class JsonOption(click.Option):
 def json_option(
     *document: type, form: Form = Form.ONE, help: str = "Print it as JSON."
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds `--json` as `as_json`. `document`: what it prints, of `outlast/cli/documents.py`."""
+    """Adds `--json` as `as_json`. `document`: what it prints, of `outlast/cli/documents`."""
     return click.option(
         "--json",
         "as_json",

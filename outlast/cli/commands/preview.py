@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import json_option, say_json
+from outlast.cli.documents.previews import Review
 from outlast.cli.engine_flags import SETTINGS, engine_flags, split
 from outlast.cli.terminal import say
 
@@ -15,7 +15,7 @@ from outlast.cli.terminal import say
 @click.argument("experiment", required=False)
 @engine_flags
 @click.option("--markdown", is_flag=True, help="Print it as a pull request's comment.")
-@json_option(documents.Review)
+@json_option(Review)
 @click.option(
     "--policy-pack-config",
     "config",

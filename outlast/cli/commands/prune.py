@@ -4,8 +4,8 @@ import sys
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import json_option, say_json
+from outlast.cli.documents.upkeep import Prune
 from outlast.cli.terminal import confirmed, say
 
 
@@ -32,7 +32,7 @@ from outlast.cli.terminal import confirmed, say
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@json_option(documents.Prune, help="Print it as JSON; delete only with --yes.")
+@json_option(Prune, help="Print it as JSON; delete only with --yes.")
 def prune(
     experiments: tuple[str, ...],
     older_than: str,

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import json_option, say_json
+from outlast.cli.documents import changes
 from outlast.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("experiment")
-@json_option(documents.Recovered)
+@json_option(changes.Recovered)
 def recover(experiment: str, as_json: bool) -> None:
     """Recover a stack whose pulumi up was killed: its lock, and resources that were being
     created.
@@ -26,7 +26,7 @@ def recover(experiment: str, as_json: bool) -> None:
 
     done = recovery.recover(experiment)
     if as_json:
-        document: documents.Recovered = {
+        document: changes.Recovered = {
             "experiment": experiment,
             "recovered": done is not None,
             "resources": [*done.taken_up] if done else [],

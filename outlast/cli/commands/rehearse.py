@@ -8,10 +8,10 @@ import click
 from click.core import ParameterSource
 
 from outlast.base import exits
-from outlast.cli import documents
 from outlast.cli.commands.guests import guest_images, guest_options, guest_variables
 from outlast.cli.commands.options import provider_option
 from outlast.cli.commands.output import json_option, say_json
+from outlast.cli.documents.rehearsals import OnGoogle, Rehearsal
 
 if TYPE_CHECKING:
     from outlast.cli.rehearsal.report import Report
@@ -46,7 +46,7 @@ ON_GOOGLE = ("project", "zone", "image", "max_cost", "probes_only", "clean_up")
 )
 @click.option("--probes-only", is_flag=True, help="On Google: ask the probes, and train nothing.")
 @click.option("--clean-up", is_flag=True, help="On Google: only delete what an earlier one left.")
-@json_option(documents.Rehearsal, documents.OnGoogle, help="Print the report as JSON.")
+@json_option(Rehearsal, OnGoogle, help="Print the report as JSON.")
 def rehearse(
     scenario: str | None,
     lists: bool,

@@ -2,14 +2,14 @@
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import json_option, say_json
+from outlast.cli.documents.changes import Repaired
 from outlast.cli.terminal import say
 
 
 @click.command()
 @click.argument("experiment")
-@json_option(documents.Repaired)
+@json_option(Repaired)
 def repair(experiment: str, as_json: bool) -> None:
     """Repair a HEAD that is lost, unreadable, or names no readable checkpoint.
 
@@ -32,7 +32,7 @@ def repair(experiment: str, as_json: bool) -> None:
             deployed = stack.find(experiment)
             done = repairing.repair(deployed.store(), deployed.layout, deployed.owner)
     if as_json:
-        document: documents.Repaired = {
+        document: Repaired = {
             "experiment": experiment,
             "state": done.head.state,
             "step": done.head.step,

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import json_option, say_json
+from outlast.cli.documents.reports import Facts
+from outlast.cli.documents.sweeps import SweepFacts
 from outlast.cli.terminal import say
 
 
@@ -20,7 +21,7 @@ from outlast.cli.terminal import say
 )
 @click.option("--sweep", "is_sweep", is_flag=True, help="EXPERIMENT is a sweep, or its file.")
 @json_option(
-    *(documents.Facts, documents.SweepFacts),
+    *(Facts, SweepFacts),
     help="Print the facts of the page as JSON, and write no page.",
 )
 def report(experiment: str, output: Path | None, is_sweep: bool, as_json: bool) -> None:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import json_option, say_json
+from outlast.cli.documents import changes
 from outlast.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _checked_step(context: click.Context, option: click.Parameter, text: str | N
     callback=_checked_step,
     help="Set the run back to the checkpoint of this step (outlast checkpoints lists them).",
 )
-@json_option(documents.Resumed)
+@json_option(changes.Resumed)
 def resume(experiment: str, step: str | None, as_json: bool) -> None:
     """Reopen a run that failed or was stopped, or continue it with changes, at the next pulumi up.
 
@@ -84,7 +84,7 @@ def resume(experiment: str, step: str | None, as_json: bool) -> None:
     )
 
 
-def _document(experiment: str, done: "Resumed | None", back: "Rewound | None") -> documents.Resumed:
+def _document(experiment: str, done: "Resumed | None", back: "Rewound | None") -> changes.Resumed:
     head = back.head if back is not None else done.head if done is not None else None
     return {
         "experiment": experiment,

@@ -6,9 +6,10 @@ from pathlib import Path
 import click
 
 from outlast.base import exits
-from outlast.cli import documents
 from outlast.cli.commands.fetch import into_folder
 from outlast.cli.commands.output import Form, json_option, say_json
+from outlast.cli.documents.files import Fetched
+from outlast.cli.documents.runs import Line
 from outlast.cli.engine_flags import SETTINGS, engine_flags, split
 from outlast.cli.terminal import say
 
@@ -19,7 +20,7 @@ from outlast.cli.terminal import say
 @into_folder
 @click.option("--destroy", is_flag=True, help="Destroy the stack once the result is verified.")
 @json_option(
-    *(documents.Line, documents.Fetched),
+    *(Line, Fetched),
     form=Form.LINES,
     help="Print progress and result as JSON lines.",
 )

@@ -4,14 +4,14 @@ import sys
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import Form, json_option, say_json
+from outlast.cli.documents.runs import Status
 from outlast.cli.terminal import say
 
 
 @click.command()
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
-@json_option(documents.Status, form=Form.SEVERAL)
+@json_option(Status, form=Form.SEVERAL)
 def status(experiments: tuple[str, ...], as_json: bool) -> None:
     """Show how runs stand: state, attempts, last value of each metric, time left.
 

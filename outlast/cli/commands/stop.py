@@ -5,8 +5,8 @@ import sys
 import click
 
 from outlast.base import exits
-from outlast.cli import documents
 from outlast.cli.commands.output import json_option, say_json
+from outlast.cli.documents.changes import Stopped
 from outlast.cli.terminal import say
 
 
@@ -20,7 +20,7 @@ from outlast.cli.terminal import say
     help="How long the VM has for the checkpoint; after that, the run is ended without one.",
 )
 @click.option("--now", is_flag=True, help="End the run at once, without a last checkpoint.")
-@json_option(documents.Stopped)
+@json_option(Stopped)
 def stop(experiment: str, timeout_minutes: float, now: bool, as_json: bool) -> None:
     """End a run as stopped, after a last checkpoint. outlast resume continues it.
 

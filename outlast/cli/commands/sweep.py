@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.fetch import into_folder
 from outlast.cli.commands.output import Form, json_option, say_json
+from outlast.cli.documents.files import Fetched
+from outlast.cli.documents.sweeps import Asked, Leaderboard, SweepOutcome, SweepPreview, TrialLine
 from outlast.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _asked(file: str | None, grid: tuple[str, ...], **named: Any) -> "Prepared":
 
 @sweep.command(context_settings=HELP)
 @asked_options
-@json_option(documents.SweepPreview)
+@json_option(SweepPreview)
 def preview(as_json: bool, **asked: Any) -> None:
     """Show the trials of a sweep, and what they cost, before any money is spent.
 
@@ -107,7 +108,7 @@ def preview(as_json: bool, **asked: Any) -> None:
 @asked_options
 @jobs_option
 @click.option("--wait", is_flag=True, help="Stay, and start the waiting trials as others end.")
-@json_option(documents.SweepOutcome)
+@json_option(SweepOutcome)
 def up(jobs: int | None, wait: bool, as_json: bool, **asked: Any) -> None:
     """Start the trials of a sweep that are missing.
 
@@ -146,7 +147,7 @@ def up(jobs: int | None, wait: bool, as_json: bool, **asked: Any) -> None:
 
 @sweep.command(context_settings=HELP)
 @click.argument("where", metavar="FILE|NAME")
-@json_option(documents.TrialLine, form=Form.LIST)
+@json_option(TrialLine, form=Form.LIST)
 def status(where: str, as_json: bool) -> None:
     """Show how the trials stand, from the bucket; it works after a destroy too.
 
@@ -173,7 +174,7 @@ def status(where: str, as_json: bool) -> None:
 @click.option("--goal", type=click.Choice(["max", "min"]), help="Instead of the sweep's goal.")
 @click.option("--step", type=click.IntRange(0), help="Compare at this step.")
 @click.option("--every", is_flag=True, help="Also show trials of earlier code and parameters.")
-@json_option(documents.Leaderboard)
+@json_option(Leaderboard)
 def show_leaderboard(
     where: str, metric: str | None, goal: str | None, step: int | None, every: bool, as_json: bool
 ) -> None:
@@ -206,7 +207,7 @@ def show_leaderboard(
 @click.argument("where", metavar="FILE|NAME")
 @click.option("--best", is_flag=True, help="Only the result of the best trial.")
 @into_folder
-@json_option(documents.Fetched, form=Form.LIST)
+@json_option(Fetched, form=Form.LIST)
 def fetch(where: str, best: bool, into: Path, as_json: bool) -> None:
     """Fetch the results of the trials that are done into results/TRIAL/RUN.
 
@@ -242,7 +243,7 @@ def fetch(where: str, best: bool, into: Path, as_json: bool) -> None:
 @sweep.command(context_settings=HELP)
 @click.argument("where", metavar="FILE|NAME")
 @jobs_option
-@json_option(documents.SweepOutcome)
+@json_option(SweepOutcome)
 def destroy(where: str, jobs: int | None, as_json: bool) -> None:
     """Destroy everything that the sweep has declared, and remove its stacks.
 
@@ -271,7 +272,7 @@ def destroy(where: str, jobs: int | None, as_json: bool) -> None:
 @sweep.command(context_settings=HELP)
 @click.argument("where", metavar="FILE|NAME")
 @click.option("--params", required=True, metavar="JSON", help="The trial's parameters.")
-@json_option(documents.Asked)
+@json_option(Asked)
 def ask(where: str, params: str, as_json: bool) -> None:
     """Add a trial with parameters that another optimiser has chosen, and print its id.
 
@@ -299,7 +300,7 @@ def ask(where: str, params: str, as_json: bool) -> None:
 @click.argument("where", metavar="FILE|NAME")
 @click.argument("trials", nargs=-1, metavar="[ID]...")
 @click.option("--wait", is_flag=True, help="Wait until the trials have ended.")
-@json_option(documents.TrialLine, form=Form.LIST)
+@json_option(TrialLine, form=Form.LIST)
 def tell(where: str, trials: tuple[str, ...], wait: bool, as_json: bool) -> None:
     """Print the results of trials, by default of all: state and last value.
 

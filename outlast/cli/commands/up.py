@@ -2,9 +2,9 @@
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.output import json_option, say_json
 from outlast.cli.commands.recover import recovered
+from outlast.cli.documents.changes import Upped
 from outlast.cli.engine_flags import SETTINGS, engine_flags, split
 from outlast.cli.terminal import say
 
@@ -17,7 +17,7 @@ from outlast.cli.terminal import say
     is_flag=True,
     help="First set outlast:gitCommit to the newest commit of outlast:gitRef.",
 )
-@json_option(documents.Upped, help="Print the outcome as JSON, and Pulumi's output to stderr.")
+@json_option(Upped, help="Print the outcome as JSON, and Pulumi's output to stderr.")
 @click.option("--yes", "-y", is_flag=True, hidden=True, expose_value=False)  # pulumi's own habit
 def up(experiment: str | None, flags: tuple[str, ...], latest: bool, as_json: bool) -> None:
     """Run pulumi up without its questions, after recovering from an interrupted update.
@@ -41,7 +41,7 @@ def up(experiment: str | None, flags: tuple[str, ...], latest: bool, as_json: bo
         say(f"outlast:gitCommit: {found.ref} is at {found.commit}{same}", err=as_json)
     done = stack_up.up(experiment, passed, aside=as_json)
     if as_json:
-        document: documents.Upped = {
+        document: Upped = {
             "experiment": done.experiment,
             "recovered": was_recovered,
             "commit": commit,

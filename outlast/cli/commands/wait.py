@@ -4,9 +4,9 @@ import sys
 
 import click
 
-from outlast.cli import documents
 from outlast.cli.commands.options import notify_option
 from outlast.cli.commands.output import Form, json_option, say_json
+from outlast.cli.documents.runs import Line
 from outlast.cli.terminal import say
 
 
@@ -17,7 +17,7 @@ from outlast.cli.terminal import say
     type=click.FloatRange(min=0, min_open=True),
     help="Give up after this time.",
 )
-@json_option(documents.Line, form=Form.LIST, help="Print how they ended as JSON.")
+@json_option(Line, form=Form.LIST, help="Print how they ended as JSON.")
 @notify_option
 def wait(
     experiments: tuple[str, ...], timeout_minutes: float | None, as_json: bool, notify: bool

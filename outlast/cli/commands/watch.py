@@ -5,15 +5,15 @@ import sys
 import click
 
 from outlast.base import exits
-from outlast.cli import documents
 from outlast.cli.commands.options import notify_option
 from outlast.cli.commands.output import Form, json_option
+from outlast.cli.documents.runs import Line
 from outlast.cli.terminal import say
 
 
 @click.command()
 @click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
-@json_option(documents.Line, form=Form.LINES, help="Print each change as a line of JSON.")
+@json_option(Line, form=Form.LINES, help="Print each change as a line of JSON.")
 @notify_option
 def watch(experiments: tuple[str, ...], as_json: bool, notify: bool) -> None:
     """Show the progress of runs until they have ended.
