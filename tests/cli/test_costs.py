@@ -12,10 +12,11 @@ from outlast.base.exits import Reason, State
 from outlast.bucket.head import End, Head
 from outlast.bucket.layout import AttemptEnd, BootRecord, Layout
 from outlast.bucket.store import MemoryStore
-from outlast.cli import costs, experiments, render
+from outlast.cli import costs, experiments
 from outlast.cli.app import cli
 from outlast.cli.errors import OperateError
 from outlast.cli.runs import Place
+from outlast.cli.show.costs import show_costs
 from outlast.costs import pricing
 from tests.cli.records import heartbeat_record, start_record
 
@@ -172,7 +173,7 @@ def test_costs_are_shown_to_people_and_programs(world, capsys):
     world.head(1, State.DONE)
     world.store.put(LAYOUT.snapshot(1, 10, "a") + "model", b"x" * 2**20)
     found = world.count(3600)
-    render.show_costs(found)
+    show_costs(found)
     shown = capsys.readouterr().out
     assert f"dev: run 0123456789 is done; its VMs cost {found.said} in 1.00 h so far" in shown
     assert "01-01 00:00:00" in shown and "1.00 MiB in the bucket" in shown
@@ -234,7 +235,7 @@ def test_a_table_equals_what_is_computed_by_hand(world):
 def test_what_preemptions_cost_is_shown(world, capsys):
     preempted(world)
     found = world.count(9000)
-    render.show_costs(found)
+    show_costs(found)
     shown = capsys.readouterr().out
     assert "a committed step: $0.00059, with 200 committed" in shown
     assert (
@@ -267,7 +268,7 @@ def test_no_number_hides_an_unknown_price(world, capsys):
     world.head(1)
     found = world.count(3600)
     assert found.step_dollars is None and found.on_demand is None
-    render.show_costs(found)
+    show_costs(found)
     assert "cost at least $" in capsys.readouterr().out
 
 

@@ -11,8 +11,10 @@ from outlast.bucket import history
 from outlast.bucket.head import End
 from outlast.bucket.layout import AttemptEnd, Layout
 from outlast.bucket.store import FolderStore
-from outlast.cli import render, runs, status
+from outlast.cli import runs, status
 from outlast.cli.rehearsal.report import Report
+from outlast.cli.rehearsal.show import show_report
+from outlast.cli.show.status import show_status
 from tests.cli.records import heartbeat_record, start_record
 from tests.cli.test_resume import FAILED, LAYOUT, OPEN, START, place, stack
 from tests.loop import programs
@@ -37,7 +39,7 @@ with outlast.train(state={"x": np.zeros(3)}, total=9, run_dir="run", arguments={
 
 def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     capsys.readouterr()
-    render.show_status(status.read(runs.find(folder)))
+    show_status(status.read(runs.find(folder)))
     return capsys.readouterr().out.splitlines()
 
 
@@ -68,7 +70,7 @@ def test_a_rehearsal_shows_the_same_and_a_baseline_that_failed_alike_once(
     capsys.readouterr()
     report = Report("storm", "dev", "0123456789", "failed (user-failed)")
     report.attempts = report.baseline_attempts = book.attempts
-    render.show_report(report)
+    show_report(report)
     lines = capsys.readouterr().out.splitlines()
     said = "main() takes 0 positional within arguments"
     start = lines.index(f"attempt 1 user-failed: {said}")
@@ -126,7 +128,7 @@ def test_each_failed_attempt_is_named_and_the_newest_has_its_traceback(capsys) -
         made.memory.put(LAYOUT.attempt_start(term), start_record(term, 0, START).to_json())
         reason = Reason.PREEMPTED if term == 8 else Reason.USER_FAILED
         made.memory.put(LAYOUT.attempt_end(term), failed(term, reason).to_json())
-    render.show_status(status.read(place(made)))
+    show_status(status.read(place(made)))
     text = capsys.readouterr().out
     lines = text.splitlines()
     start = lines.index("2 earlier attempts failed too")
@@ -148,7 +150,7 @@ def test_a_long_traceback_is_shown_by_its_ends(capsys) -> None:
     trace = ("Traceback (most recent call last):", *frames, "KeyError: 'a'")
     end = failed(1, Reason.USER_FAILED, trace)
     made.memory.put(LAYOUT.attempt_end(1), end.to_json())
-    render.show_status(status.read(place(made)))
+    show_status(status.read(place(made)))
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert "… 70 lines …" in lines and "frame 13" in lines and "frame 14" not in lines
     assert "KeyError: 'a'" in lines
@@ -164,7 +166,7 @@ def test_a_verdict_that_is_held_back_is_shown_with_the_traceback(capsys) -> None
     made.memory.put(LAYOUT.heartbeat(1), heartbeat.to_json())
     found = status.read(place(made))
     assert found.as_json()["attempts"][0]["stderr"] == list(TRACE)
-    render.show_status(found)
+    show_status(found)
     lines = capsys.readouterr().out.splitlines()
     start = lines.index("attempt 1 will fail unless its VM is stopping: the trainer exited with 1")
     assert lines[start + 1] == "  Traceback (most recent call last):"
@@ -174,7 +176,7 @@ def test_a_run_that_is_done_names_its_failures_without_tracebacks(capsys) -> Non
     made = stack(replace(OPEN.ended(State.DONE, End(Reason.DONE, 0, 9, None)), term=1))
     made.memory.put(LAYOUT.attempt_start(1), start_record(1, 0, START).to_json())
     made.memory.put(LAYOUT.attempt_end(1), failed(1, Reason.USER_FAILED).to_json())
-    render.show_status(status.read(place(made)))
+    show_status(status.read(place(made)))
     text = capsys.readouterr().out
     assert "attempt 1 user-failed: the trainer exited with 1" in text and "Traceback" not in text
 
@@ -186,12 +188,12 @@ def test_sentences_are_wrapped_between_words_on_a_terminal_only(capsys, monkeypa
     end = replace(failed(1, Reason.USER_FAILED), message=why.strip())
     made.memory.put(LAYOUT.attempt_end(1), end.to_json())
     found = status.read(place(made))
-    render.show_status(found)
+    show_status(found)
     assert f"attempt 1 user-failed: {why.strip()}\n" in capsys.readouterr().out
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
-    render.show_status(found)
+    show_status(found)
     text = capsys.readouterr().out
     assert f"attempt 1 user-failed: {why.strip()}" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80

@@ -20,12 +20,13 @@ from outlast.bucket.head import End, Head
 from outlast.bucket.layout import DEVELOPMENT, AttemptEnd, BootRecord, Layout
 from outlast.bucket.store import GcsStore, MemoryStore, Operation, Store
 from outlast.bucket.transfer import SMALL_READS
-from outlast.cli import costs, data, engine, experiments, overview, render, runs, status
+from outlast.cli import costs, data, engine, experiments, overview, runs, status
 from outlast.cli.app import cli
 from outlast.cli.audit import owners
 from outlast.cli.errors import OperateError
 from outlast.cli.prune import select
 from outlast.cli.runs import Place
+from outlast.cli.show.status import show_status
 from tests.cli.records import heartbeat_record, start_record
 from tests.stores import BUCKET, storage_api  # noqa: F401  a fixture
 
@@ -344,7 +345,7 @@ def test_a_silent_vm_is_never_shown_as_running(
         found = status.read(Place("frozen", memory, layout("frozen")))
         assert found.as_json()["silent_sec"] >= seconds
         assert (found.left is None) == (state == "lost")
-        render.show_status(found)
+        show_status(found)
         shown = capsys.readouterr().out
         assert f"is {state}, step" in shown and f"  {state}  " in shown
         assert "last heartbeat" in shown and "running" not in shown

@@ -9,13 +9,13 @@ import pytest
 
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import Checkpoint, End, Head
-from outlast.cli import render
 from outlast.cli.app import cli
 from outlast.cli.errors import EngineError, UsageError
 from outlast.cli.review import plan as plans
 from outlast.cli.review import preview, rules
 from outlast.cli.review.outcomes import NotRead, Then
 from outlast.cli.review.plan import BAKE, BUCKET, GROUPS, PIN, TEMPLATES, Step
+from outlast.cli.review.show import as_markdown, show_review
 from outlast.cloud.compute import Group
 
 NOW = datetime(2026, 11, 28, 12, tzinfo=UTC)
@@ -256,7 +256,7 @@ def test_a_day_and_the_budget_are_shown(capsys):
     found = reviewed(unchanged(template=same(TEMPLATES[0], budget)), _aaaaaaaaaa=OPEN)
     assert found.after.at_the_limit == "$0.29 (10 h, its budget)"
     assert found.after.as_json()["limit"] == pytest.approx(0.294, abs=1e-3)
-    render.show_review(found)
+    show_review(found)
     shown = capsys.readouterr().out
     assert "an hour: e2-standard-2 Spot $0.0294" in shown and "a day of it" in shown
 
@@ -412,7 +412,7 @@ def test_a_broken_rule_is_exit_3_in_every_form():
     found = reviewed(unchanged(template=endless), _aaaaaaaaaa=OPEN)
     assert (found.exit_code, found.as_json()["exitCode"]) == (3, 3)
     assert [one.rule for one in found.broken] == ["run-limit"]
-    assert "- `run-limit InstanceTemplate`: scheduling has neither" in render.as_markdown(found)
+    assert "- `run-limit InstanceTemplate`: scheduling has neither" in as_markdown(found)
     assert reviewed(unchanged(), _aaaaaaaaaa=OPEN).exit_code == 0
 
 
@@ -426,8 +426,8 @@ def test_a_guard_that_is_not_checked_has_its_own_exit_code(broken, capsys):
     assert found.exit_code == found.as_json()["exitCode"] == (3 if broken else 4)
     (said,) = found.as_json()["notChecked"]
     assert said.startswith("run aaaaaaaaaa: not checked whether it is open and would be replaced")
-    assert f"**Guard not checked**\n\n- {said[:14]}" in render.as_markdown(found)
-    render.show_review(found)
+    assert f"**Guard not checked**\n\n- {said[:14]}" in as_markdown(found)
+    show_review(found)
     assert f"GUARD NOT CHECKED  {said}" in capsys.readouterr().out
     same = reviewed(unchanged(), _aaaaaaaaaa=NotRead.UNKNOWN)
     assert (same.not_checked, same.exit_code) == ((), 0)
@@ -456,11 +456,11 @@ def test_a_refusal_is_printed_in_the_form_that_was_asked_for(form, monkeypatch, 
 
 def test_the_markdown_is_a_table_and_folds_the_rest(capsys):
     found = reviewed(unchanged(template=OTHER_TEMPLATE), _aaaaaaaaaa=OPEN)
-    text = render.as_markdown(found)
+    text = as_markdown(found)
     assert "| `aaaaaaaaaa` | **stays untouched** | its VM keeps running;" in text
     assert "<details><summary>resources that change: 1</summary>" in text
     assert "List prices of 2026-11-28" in text
-    render.show_review(found)
+    show_review(found)
     shown = capsys.readouterr().out
     assert "run aaaaaaaaaa stays untouched: its VM keeps running;" in shown
     assert "replaced: InstanceTemplate InstanceTemplate (machineType)" in shown
@@ -509,10 +509,10 @@ def test_what_baking_an_image_costs(op, machine, said, capsys):
     found = reviewed(unchanged(bake=Step(op, BAKE, "image", old, new)), _aaaaaaaaaa=OPEN)
     assert list(found.bakes) == ([said] if said else [])
     assert found.as_json()["cost"]["bakes"] == list(found.bakes)
-    render.show_review(found)
+    show_review(found)
     shown = capsys.readouterr().out
     assert f"\n{said}\n" in shown if said else "baked" not in shown
-    assert (f"\n\nI{said[1:]}\n\n" if said else "|\n\nNo rule") in render.as_markdown(found)
+    assert (f"\n\nI{said[1:]}\n\n" if said else "|\n\nNo rule") in as_markdown(found)
 
 
 def test_a_warning_of_the_program_is_shown_once(capsys):
@@ -525,9 +525,9 @@ def test_a_warning_of_the_program_is_shown_once(capsys):
     assert plans.messages(document, "info") == ("hello",)
     found = replace(reviewed(unchanged(), _aaaaaaaaaa=OPEN), warnings=heard)
     assert found.as_json()["warnings"] == list(heard)
-    render.show_review(found)
+    show_review(found)
     assert "\nwarning: bucket b: is far away\n" in capsys.readouterr().out
-    assert "\n- warning: bucket b: is far away\n" in render.as_markdown(found)
+    assert "\n- warning: bucket b: is far away\n" in as_markdown(found)
 
 
 def test_an_invalid_plan_gives_one_sentence():

@@ -19,13 +19,13 @@ from outlast.bucket.store import MemoryStore, open_store
 from outlast.cli import (
     boots,
     engine,
-    render,
     resume,
     status,
 )
 from outlast.cli.errors import EngineError, OperateError
 from outlast.cli.review.plan import PIN
 from outlast.cli.runs import OpenedRun, Place
+from outlast.cli.show.status import show_status
 from outlast.cli.stack import Deployed
 from outlast.cloud.compute import Group
 from outlast.spec.metrics import Last
@@ -226,7 +226,7 @@ def test_an_open_run_shows_the_last_value_of_each_metric_and_the_time_that_is_le
     assert document["metrics"] == {"loss": None, "val/accuracy": 0.875, "note": "x"}
     assert document["metric_steps"] == {"loss": 36, "val/accuracy": 30, "note": 40}
     assert document["left_sec"] == 3600
-    render.show_status(found)
+    show_status(found)
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     left = ["step", "36", "of", "3636,", "1", "h", "left", "at", "1", "steps/s"]
     assert shown[0][-len(left) :] == left
@@ -242,7 +242,7 @@ def test_many_metrics_with_wild_names_leave_the_status_readable(capsys):
     row = {"step": 1, "[red]\x1b[31m": 1.0, "a" * 200: 2.0, **{f"m{n}": n for n in range(60)}}
     made.memory.put(LAYOUT.attempt_start(1), start_record(1, 0, START).to_json())
     made.memory.put(LAYOUT.heartbeat(1), heartbeat_record(1, 1, START, total=9, row=row).to_json())
-    render.show_status(status.read(place(made)))
+    show_status(status.read(place(made)))
     shown = capsys.readouterr().out
     assert "[red]?[31m" in shown and "and 32 more: --json has them all" in shown
     assert max(map(len, shown.splitlines())) <= 80
@@ -307,7 +307,7 @@ def test_status_says_what_the_newest_attempt_failed_of(capsys, reason, says):
         made.memory.put(path, record.to_json())
     found = status.read(place(made))
     assert found.as_json()["attempts"][0]["why"] == says
-    render.show_status(found)
+    show_status(found)
     assert (f"attempt 1 {reason}: {says}" in capsys.readouterr().out) == bool(says)
 
 
@@ -316,7 +316,7 @@ def test_status_names_the_checkpoint_from_which_a_stopped_run_would_resume(capsy
     made.memory.put(LAYOUT.attempt_start(1), start_record(1, 0, START).to_json())
     heartbeat = heartbeat_record(1, 9, START, total=100, row={"step": 9})
     made.memory.put(LAYOUT.heartbeat(1), heartbeat.to_json())
-    render.show_status(status.read(place(made)))
+    show_status(status.read(place(made)))
     said = "failed (user-failed), step 9 of 100; its newest checkpoint is at step 0\n"
     assert said in capsys.readouterr().out
 

@@ -20,8 +20,8 @@ from outlast.bucket.errors import CommitError
 from outlast.bucket.head import Checkpoint, End, Head, HeadError, Lineage, Result
 from outlast.bucket.layout import AttemptEnd, Layout
 from outlast.bucket.store import StoreError, open_store
-from outlast.cli import render
 from outlast.cli.errors import OperateError
+from outlast.cli.review import show
 from outlast.cli.runs import Table
 from outlast.dynamic import host
 from outlast.loop import words
@@ -156,7 +156,7 @@ def test_what_trainers_and_providers_say_is_text(capsys: pytest.CaptureFixture[s
 
 def test_a_pull_requests_comment_has_no_link_picture_tag_or_mention() -> None:
     text = "@all ![x](https://evil.example) <img src=x> `code` | cell & more\n# heading"
-    shown = render._cell(text)
+    shown = show._cell(text)
     for mark in ("@", "![", "](", "<", "`", "\n"):
         assert mark not in shown
     assert "\\|" in shown

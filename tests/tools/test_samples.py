@@ -9,9 +9,9 @@ import pytest
 
 from outlast.base.exits import Reason
 from outlast.base.folders import PACKAGE
-from outlast.cli import render
 from outlast.cli.rehearsal import scenario
 from outlast.cli.rehearsal.guarantees import GUARANTEES, all_happened, ends_as_expected
+from outlast.cli.show.attempts import attempts_table
 from outlast.localcloud.scenarios import scenario as cloud_side
 from tests.tools.test_docs import FENCE, PAGES
 
@@ -103,7 +103,7 @@ def test_the_first_sample_is_of_the_first_scenario() -> None:
 
 
 def test_a_table_of_attempts_has_the_columns_of_today() -> None:
-    columns = [str(column.header) for column in render._attempts_table(()).columns]
+    columns = [str(column.header) for column in attempts_table(()).columns]
     heads = [(page, line) for page, line in shown() if re.match(r"attempt {2,}start", line)]
     assert len(heads) > 3
     for page, line in heads:

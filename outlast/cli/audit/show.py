@@ -5,7 +5,7 @@ from rich.table import Table
 from outlast.base import numbers
 from outlast.base.visible import one_line
 from outlast.cli.audit.audit import Audit
-from outlast.cli.render import Terminal, show_unread
+from outlast.cli.show.console import Terminal, show_unread
 from outlast.costs import pricing
 
 

@@ -30,7 +30,7 @@ def costs(experiment: str | None, every: bool, refresh_prices: bool, as_json: bo
     """
     from outlast.cli import costs as counting
     from outlast.cli import runs
-    from outlast.cli.render import show_costs, show_project_costs
+    from outlast.cli.show.costs import show_costs, show_project_costs
 
     if (experiment is not None) + every + refresh_prices != 1:
         raise click.UsageError("name one EXPERIMENT, or give --all or --refresh-prices.")

@@ -72,7 +72,8 @@ def ls(bucket: str | None, as_json: bool) -> None:
     """
     from outlast.cli import data as listing
     from outlast.cli.errors import reading
-    from outlast.cli.render import show_data, show_unread
+    from outlast.cli.show.console import show_unread
+    from outlast.cli.show.files import show_data
 
     store, found = listing.chosen_bucket(bucket)
     with reading(f"gs://{found}"):

@@ -24,7 +24,7 @@ def inspect(experiment: str, best: bool, newest: bool, part: str | None, as_json
     outlast inspect first --best --json
     """
     from outlast.cli import fetch, inspecting, runs
-    from outlast.cli.render import show_inspected
+    from outlast.cli.show.files import show_inspected
 
     if best and newest:
         raise click.UsageError("--best and --newest: choose one of them")

@@ -25,7 +25,8 @@ def list(mine: bool, every: bool, as_json: bool) -> None:
     outlast list --json | jq -r '.[] | select(.state == "silent").experiment'
     """
     from outlast.cli import overview
-    from outlast.cli.render import show_overview, show_unread
+    from outlast.cli.show.console import show_unread
+    from outlast.cli.show.overview import show_overview
 
     found = overview.read(mine=mine, every=every)
     if as_json:

@@ -47,8 +47,8 @@ def preview(
     outlast preview first --policy-pack-config limits.json
     """
     from outlast.cli.errors import OperateError
-    from outlast.cli.render import as_markdown, refused_as_markdown, show_review
     from outlast.cli.review import preview as previews
+    from outlast.cli.review.show import as_markdown, refused_as_markdown, show_review
 
     if markdown and as_json:
         raise click.UsageError("--markdown and --json: print one of them.")

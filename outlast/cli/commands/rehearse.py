@@ -87,7 +87,7 @@ def rehearse(
 
 def _list(as_json: bool) -> None:
     from outlast.cli.rehearsal import scenario as scenarios
-    from outlast.cli.render import show_scenarios
+    from outlast.cli.rehearsal.show import show_scenarios
 
     listed = scenarios.listed()
     if as_json:
@@ -117,7 +117,7 @@ def _here(
     as_json: bool,
 ) -> int:
     from outlast.cli.rehearsal import rehearse as rehearsal
-    from outlast.cli.render import Screen, show_report
+    from outlast.cli.rehearsal.show import Screen, show_report
 
     with Screen(quiet=as_json) as screen:
         report = rehearsal.rehearse(
@@ -158,7 +158,7 @@ def _on_google(
 ) -> int:
     from outlast.cli.rehearsal.google import rehearse as google
     from outlast.cli.rehearsal.google.assumptions import Outcome
-    from outlast.cli.render import Screen, show_google_report
+    from outlast.cli.rehearsal.show import Screen, show_google_report
 
     if not project:
         raise click.UsageError("--on google: needs --project, so that no other is used by mistake.")

@@ -27,7 +27,8 @@ def status(experiments: tuple[str, ...], as_json: bool) -> None:
     from outlast.cli import status as states
     from outlast.cli.commands.list import list as list_runs
     from outlast.cli.errors import OperateError
-    from outlast.cli.render import show_status, show_unread
+    from outlast.cli.show.console import show_unread
+    from outlast.cli.show.status import show_status
 
     if not experiments:
         list_runs.callback(mine=False, every=False, as_json=as_json)  # type: ignore[misc]

@@ -32,7 +32,9 @@ def wait(
     outlast wait first && outlast fetch first
     outlast wait first second --timeout-minutes 90
     """
-    from outlast.cli import notifying, render, runs, watching
+    from outlast.cli import notifying, runs, watching
+    from outlast.cli.show.console import show_unread
+    from outlast.cli.show.overview import summary
 
     notifier = notifying.Notifier.of_environment() if notify else None
     places = [runs.find(experiment) for experiment in experiments]
@@ -44,9 +46,9 @@ def wait(
             state = line.status.state
             if state != said[number]:
                 said[number] = state
-                say(render.summary(line), err=True)
+                say(summary(line), err=True)
         if notifier is not None:
-            render.show_unread(notifier.look(lines))
+            show_unread(notifier.look(lines))
     if as_json:
         say_json([line.as_json() for line in lines])
     sys.exit(watching.exit_code(lines))

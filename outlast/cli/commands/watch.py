@@ -30,17 +30,19 @@ def watch(experiments: tuple[str, ...], as_json: bool, notify: bool) -> None:
 
 def watched(experiments: tuple[str, ...], *, as_json: bool = False, notify: bool = False) -> int:
     """Shows them; returns the exit code. Raises OperateError."""
-    from outlast.cli import notifying, render, runs, watching
+    from outlast.cli import notifying, runs, watching
+    from outlast.cli.show.console import show_unread
+    from outlast.cli.show.overview import Progresses
 
     notifier = notifying.Notifier.of_environment() if notify else None
     places = [runs.find(experiment) for experiment in experiments]
     lines = []
     try:
-        with render.Progresses(as_json=as_json) as shown:
+        with Progresses(as_json=as_json) as shown:
             for lines in watching.rounds(places, watching.pauses(places)):
                 shown.show(lines)
                 if notifier is not None:
-                    render.show_unread(notifier.look(lines))
+                    show_unread(notifier.look(lines))
     except KeyboardInterrupt:
         names = " ".join(experiments)
         say(f"outlast: the runs continue; to watch them again: outlast watch {names}", err=True)

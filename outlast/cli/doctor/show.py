@@ -2,7 +2,7 @@
 
 from outlast.base.visible import one_line
 from outlast.cli.doctor.examine import Diagnosis, Verdict
-from outlast.cli.render import Terminal
+from outlast.cli.show.console import Terminal
 
 _SIGNS = {Verdict.OK: "ok", Verdict.WARNING: "warning", Verdict.PROBLEM: "PROBLEM"}
 

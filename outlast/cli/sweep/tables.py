@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from outlast.base import numbers
-from outlast.cli.render import Terminal
+from outlast.cli.show.console import Terminal
 from outlast.cli.sweep.bring_up import Outcome
 from outlast.cli.sweep.leaderboard import Leaderboard, Line
 from outlast.cli.sweep.plan import BUDGET, PARALLEL, Preview

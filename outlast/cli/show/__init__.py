@@ -1,0 +1,1 @@
+"""Shows results for people: sentences, tables and bars."""
