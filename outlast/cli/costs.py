@@ -105,9 +105,9 @@ class Preemptions:
     def as_json(self) -> dict[str, Any]:
         return {
             "count": self.count,
-            "stepsLost": self.steps_lost,
-            "lostHours": round(self.lost_hours, 4),
-            "bootHours": round(self.boot_hours, 4),
+            "steps_lost": self.steps_lost,
+            "lost_hours": round(self.lost_hours, 4),
+            "boot_hours": round(self.boot_hours, 4),
             "dollars": round(self.dollars, 6),
         }
 
@@ -211,19 +211,19 @@ class Costs:
             "experiment": self.experiment,
             "run": self.run,
             "state": self.state,
-            "pricesOf": pricing.date(),
+            "prices_of": pricing.date(),
             "dollars": round(self.dollars, 6),
             "hours": round(self.hours, 4),
             "unknown": list(self.unknown),
             "vms": [life.as_json() for life in self.lives],
             "attempts": [share.as_json() for share in self.shares],
             "committed": self.committed,
-            "dollarsPerStep": step,
+            "dollars_per_step": step,
             "preemptions": self.preemptions.as_json(),
-            "onDemand": {"hours": round(on_demand[0], 4), "dollars": round(on_demand[1], 6)}
+            "on_demand": {"hours": round(on_demand[0], 4), "dollars": round(on_demand[1], 6)}
             if on_demand
             else None,
-            "storage": {"gib": round(self.gib, 4), "gibMonth": self.gib_month},
+            "storage": {"gib": round(self.gib, 4), "gib_month": self.gib_month},
         }
 
 
@@ -263,11 +263,11 @@ class ProjectCosts:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "pricesOf": pricing.date(),
+            "prices_of": pricing.date(),
             "dollars": round(sum(run.dollars for run in self.runs), 6),
             "unknown": list(dict.fromkeys(what for run in self.runs for what in run.unknown)),
-            "preemptionDollars": round(self.preempted, 6),
-            "storageMonth": round(self.month, 6),
+            "preemption_dollars": round(self.preempted, 6),
+            "storage_month": round(self.month, 6),
             "unread": list(self.unread),
             "runs": [run.as_json() for run in self.runs],
         }

@@ -32,7 +32,7 @@ class Line:
     """The same in words."""
 
     def as_json(self) -> dict[str, Any]:
-        cost = {"dollars": round(self.dollars, 6), "cost": self.cost, "pricesOf": pricing.date()}
+        cost = {"dollars": round(self.dollars, 6), "cost": self.cost, "prices_of": pricing.date()}
         return {**self.status.as_json(), **cost}
 
 

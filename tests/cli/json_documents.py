@@ -39,6 +39,7 @@ def _of_document(value: Any, kind: Any, at: str) -> list[str]:
     hints = typing.get_type_hints(kind)
     found = [f"{at}: lacks {key}" for key in sorted(kind.__required_keys__ - value.keys())]
     found += [f"{at}: has {key}, which is not documented" for key in value.keys() - hints.keys()]
+    found += [f"{at}: {key} is not snake_case" for key in hints if not key.islower()]
     for key in value.keys() & hints.keys():
         found += problems(value[key], hints[key], f"{at}.{key}")
     return found

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import click
 import numpy as np
@@ -358,6 +358,7 @@ def test_a_rehearsal_on_google_is_a_document(monkeypatch: Patch) -> None:
         ({"what": "x", "hour": True}, Price, "$.hour: True is not float"),
         ([{"what": 1, "hour": 1}], list[Price], "$[0].what: 1 is not <class 'str'>"),
         ([], Price, "$: [] is not an object"),
+        ({"pricesOf": "x"}, TypedDict("Price", {"pricesOf": str}), "$: pricesOf is not snake_case"),
     ],
 )
 def test_what_does_not_fit_is_found(value: Any, kind: Any, said: str) -> None:

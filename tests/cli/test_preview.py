@@ -410,7 +410,7 @@ def test_a_config_that_is_none_is_bad_usage(tmp_path, text, words):
 def test_a_broken_rule_is_exit_3_in_every_form():
     endless = changed(TEMPLATES[0], TEMPLATE, {**TEMPLATE, "scheduling": {}})
     found = reviewed(unchanged(template=endless), _aaaaaaaaaa=OPEN)
-    assert (found.exit_code, found.as_json()["exitCode"]) == (3, 3)
+    assert (found.exit_code, found.as_json()["exit_code"]) == (3, 3)
     assert [one.rule for one in found.broken] == ["run-limit"]
     assert "- `run-limit InstanceTemplate`: scheduling has neither" in as_markdown(found)
     assert reviewed(unchanged(), _aaaaaaaaaa=OPEN).exit_code == 0
@@ -423,8 +423,8 @@ def test_a_guard_that_is_not_checked_has_its_own_exit_code(broken, capsys):
     pin = changed(PIN, PINNED, {**NEW_PIN, "run": "bbbbbbbbbb"})
     steps = unchanged(pin=pin, **({"template": template} if broken else {}))
     found = reviewed(steps, _aaaaaaaaaa=NotRead.UNKNOWN, _bbbbbbbbbb=NotRead.ABSENT)
-    assert found.exit_code == found.as_json()["exitCode"] == (3 if broken else 4)
-    (said,) = found.as_json()["notChecked"]
+    assert found.exit_code == found.as_json()["exit_code"] == (3 if broken else 4)
+    (said,) = found.as_json()["not_checked"]
     assert said.startswith("run aaaaaaaaaa: not checked whether it is open and would be replaced")
     assert f"**Guard not checked**\n\n- {said[:14]}" in as_markdown(found)
     show_review(found)
@@ -446,7 +446,7 @@ def test_a_refusal_is_printed_in_the_form_that_was_asked_for(form, monkeypatch, 
         assert json.loads(out) == {
             "stack": "dev",
             "refused": "run a is open | and run b would take its place",
-            "exitCode": 1,
+            "exit_code": 1,
         }
     elif form:
         assert out.startswith("### Outlast: stack `dev`\n\n**Refused**\n\n- run a is open")

@@ -99,7 +99,7 @@ def test_a_killed_rank_counts_as_out_of_memory_and_a_retry_resumes(machines: Mac
 
 
 def test_the_stacks_of_ranks_that_hang_are_kept(machines: Machines) -> None:
-    timeouts = TIMEOUTS.replace('"stall":60', '"stall":4')
+    timeouts = TIMEOUTS.replace('"stall":60', '"stall":30')  # more than a start takes
     train(machines, "hang", **{"outlast-timeouts": timeouts})
     end = machines.end_of(1)
     assert end.reason is Reason.STALLED

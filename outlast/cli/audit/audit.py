@@ -71,7 +71,7 @@ class Finding:
             "name": self.name,
             "why": self.why,
             "stack": self.mark[1:-1],
-            "dollarsMonth": round(self.cost.month, 4),
+            "dollars_month": round(self.cost.month, 4),
             "unknown": list(self.cost.unknown),
             "held": self.held,
         }
@@ -103,14 +103,14 @@ class Audit:
     def as_json(self) -> dict[str, Any]:
         return {
             "project": self.project,
-            "pricesOf": pricing.date(),
+            "prices_of": pricing.date(),
             "findings": [one.as_json() for one in self.findings],
-            "dollarsMonth": round(self.cost.month, 4),
+            "dollars_month": round(self.cost.month, 4),
             "waiting": list(self.waiting),
             "kept": list(self.kept),
-            "otherProjects": dict(self.others),
+            "other_projects": dict(self.others),
             "unread": list(self.unread),
-            "exitCode": self.exit_code,
+            "exit_code": self.exit_code,
         }
 
 

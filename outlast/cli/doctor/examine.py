@@ -77,7 +77,7 @@ class Diagnosis:
             "checks": [
                 {"name": one.name, "verdict": one.verdict, "says": one.says} for one in self.checks
             ],
-            "exitCode": self.exit_code,
+            "exit_code": self.exit_code,
         }
 
 

@@ -33,7 +33,7 @@ class Storage(TypedDict):
     """What a run keeps in the bucket."""
 
     gib: float
-    gibMonth: float | None
+    gib_month: float | None
     """dollars a GiB and month, null if unknown"""
 
 
@@ -53,10 +53,10 @@ class Preemptions(TypedDict):
     """What interruptions of the platform cost."""
 
     count: int
-    stepsLost: int
-    lostHours: float
+    steps_lost: int
+    lost_hours: float
     """in which lost steps were made"""
-    bootHours: float
+    boot_hours: float
     """of boots after which the run continued"""
     dollars: float
 
@@ -74,7 +74,7 @@ class Costs(TypedDict):
     experiment: str
     run: str
     state: str
-    pricesOf: str
+    prices_of: str
     """date of the price list"""
     dollars: float
     hours: float
@@ -83,20 +83,20 @@ class Costs(TypedDict):
     attempts: list[AttemptCost]
     committed: int
     """step of the newest checkpoint, or the last step of a run that is done"""
-    dollarsPerStep: float | None
+    dollars_per_step: float | None
     preemptions: Preemptions
-    onDemand: OnDemand | None
+    on_demand: OnDemand | None
     storage: Storage
 
 
 class ProjectCosts(TypedDict):
     """What all runs cost: with --all."""
 
-    pricesOf: str
+    prices_of: str
     dollars: float
     unknown: list[str]
-    preemptionDollars: float
-    storageMonth: float
+    preemption_dollars: float
+    storage_month: float
     unread: list[str]
     """what could not be read, a sentence each"""
     runs: list[Costs]

@@ -31,7 +31,7 @@ class StackCost(TypedDict):
 class CostChange(TypedDict):
     """What a change does to the bill."""
 
-    pricesOf: str
+    prices_of: str
     before: StackCost
     after: StackCost
     bakes: list[str]
@@ -47,7 +47,7 @@ class Broken(TypedDict):
 
 
 class Review(TypedDict):
-    """What an up would do. A preview that is refused prints `stack`, `refused` and `exitCode`."""
+    """What an up would do. A preview that is refused prints `stack`, `refused` and `exit_code`."""
 
     stack: str
     runs: NotRequired[list[RunChange]]
@@ -56,8 +56,8 @@ class Review(TypedDict):
     cost: NotRequired[CostChange]
     warnings: NotRequired[list[str]]
     broken: NotRequired[list[Broken]]
-    notChecked: NotRequired[list[str]]
+    not_checked: NotRequired[list[str]]
     advice: NotRequired[list[str]]
     refused: NotRequired[str]
     """why no preview was made"""
-    exitCode: int
+    exit_code: int

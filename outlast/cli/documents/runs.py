@@ -101,5 +101,5 @@ class Line(Status):
     """what its VMs cost so far, as far as prices are known"""
     cost: str
     """the same in words: `$1.23`, `at least $1.23` or `unknown`"""
-    pricesOf: str
+    prices_of: str
     """date of the price list"""

@@ -11,7 +11,7 @@ class Finding(TypedDict):
     why: str
     stack: str
     """project/stack/experiment of its labels; empty for what is in a bucket"""
-    dollarsMonth: float
+    dollars_month: float
     """what it costs a month, as far as prices are known"""
     unknown: list[str]
     """what has no known price"""
@@ -23,20 +23,20 @@ class Audit(TypedDict):
     """What exists in a Google project although no stack owns it."""
 
     project: str
-    pricesOf: str
+    prices_of: str
     """date of the price list"""
     findings: list[Finding]
-    dollarsMonth: float
+    dollars_month: float
     """of all findings, as far as prices are known"""
     waiting: list[str]
     """what is not judged yet, and why"""
     kept: list[str]
     """buckets that keep runs without a stack"""
-    otherProjects: dict[str, int]
+    other_projects: dict[str, int]
     """resources of each other Pulumi project, which were not looked at"""
     unread: list[str]
     """what could not be looked at, and why"""
-    exitCode: int
+    exit_code: int
 
 
 class ToPrune(TypedDict):
@@ -47,7 +47,7 @@ class ToPrune(TypedDict):
     url: str
     why: str
     bytes: int
-    dollarsMonth: float
+    dollars_month: float
     """what it costs a month, as far as the price is known"""
     unknown: list[str]
     """what has no known price"""
@@ -58,7 +58,7 @@ class Prune(TypedDict):
 
     items: list[ToPrune]
     bytes: int
-    pricesOf: str
+    prices_of: str
     """date of the price list"""
     left: list[str]
     """what stays although the rule names it, and why"""
@@ -87,4 +87,4 @@ class Diagnosis(TypedDict):
     stack: str
     """empty without one"""
     checks: list[Checked]
-    exitCode: int
+    exit_code: int

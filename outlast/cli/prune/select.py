@@ -76,7 +76,7 @@ class Item:
             "url": self.url,
             "why": self.why,
             "bytes": self.size,
-            "dollarsMonth": round(self.cost.month, 4),
+            "dollars_month": round(self.cost.month, 4),
             "unknown": list(self.cost.unknown),
         }
 
@@ -102,7 +102,7 @@ class Plan:
         return {
             "items": [one.as_json() for one in self.items],
             "bytes": self.size,
-            "pricesOf": pricing.date(),
+            "prices_of": pricing.date(),
             "left": list(self.left),
             "unread": list(self.unread),
         }

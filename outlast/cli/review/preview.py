@@ -72,7 +72,7 @@ class Review:
             ],
             "changes": {word: list(names) for word, names in self.changes.items()},
             "cost": {
-                "pricesOf": pricing.date(),
+                "prices_of": pricing.date(),
                 "before": self.before.as_json(),
                 "after": self.after.as_json(),
                 "bakes": list(self.bakes),
@@ -82,9 +82,9 @@ class Review:
             "broken": [
                 {"rule": one.rule, "resource": one.resource, "why": one.why} for one in self.broken
             ],
-            "notChecked": list(self.not_checked),
+            "not_checked": list(self.not_checked),
             "advice": list(self.advice),
-            "exitCode": self.exit_code,
+            "exit_code": self.exit_code,
         }
 
 
@@ -125,7 +125,7 @@ def _group(steps: Sequence[Step]) -> Group | None:
 
 def refused(stack: str | None, error: OperateError) -> dict[str, Any]:
     """The JSON of a review that there is not, because of the error."""
-    return {"stack": stack or "", "refused": str(error), "exitCode": error.exit_code}
+    return {"stack": stack or "", "refused": str(error), "exit_code": error.exit_code}
 
 
 def of_plan(

@@ -353,8 +353,8 @@ def test_the_command_shows_asks_and_exits_with_three(
     assert "1 finding in" in text and "a month at list prices of" in text
     code, text = command("--min-age", "0", "--json")
     document = json.loads(text)
-    assert code == document["exitCode"] == audit.FOUND
-    assert document["findings"][0]["name"] == "lost" and document["dollarsMonth"] > 0
+    assert code == document["exit_code"] == audit.FOUND
+    assert document["findings"][0]["name"] == "lost" and document["dollars_month"] > 0
     code, text = command("--min-age", "0", "--remove")
     assert code == 2 or "no terminal to ask on" in text
     assert command("--min-age", "0", "--remove", "--yes")[0] == 0

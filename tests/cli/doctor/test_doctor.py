@@ -249,7 +249,7 @@ def test_the_command_exits_with_three_and_its_json_has_no_token(
     missing("/images/")(cloud)
     done = CliRunner().invoke(cli, ["doctor", "--json"])
     document = json.loads(done.output)
-    assert done.exit_code == document["exitCode"] == examine.FOUND
+    assert done.exit_code == document["exit_code"] == examine.FOUND
     assert document["by"] == "GOOGLE_PROJECT" and document["project"] == PROJECT
     assert TOKEN not in done.output
     shown = CliRunner().invoke(cli, ["doctor"]).output
