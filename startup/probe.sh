@@ -16,12 +16,13 @@ set -uo pipefail
 # shellcheck source=startup/lib.sh
 source "${BASH_SOURCE[0]%/*}/lib.sh"
 
-# probe::answer KEY VALUE: standard output goes to the serial port, too.
+# probe::answer KEY VALUE: standard output goes to the serial port, too. Who reads a line there may ask
+# for the attribute at once, so the attribute comes first.
 probe::answer() {
-  printf 'outlast-probe %s=%s\n' "$1" "$2"
   printf '%s' "$2" | "${CURL[@]}" --noproxy '*' --max-time 10 --output /dev/null \
     --header 'Metadata-Flavor: Google' --request PUT --data-binary @- \
     "$METADATA_URL/instance/guest-attributes/outlast-probe/$1" || true
+  printf 'outlast-probe %s=%s\n' "$1" "$2"
 }
 
 # probe::first_boot: what a boot of the supervisor needs of the image.

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from outlast.base import numbers
 from outlast.base.exits import State
 from outlast.bucket.head import Checkpoint, Head
 from outlast.bucket.layout import Layout
@@ -123,8 +124,9 @@ def test_preview_describes_five_changes(stack: Project, monkeypatch: pytest.Monk
     assert found.after.sum.hour > found.before.sum.hour == cost
     left = found.before.hours
     assert 23 < left <= 24 and found.after.hours == pytest.approx(left, abs=0.01)
+    limit = numbers.duration(found.after.hours * 3600)
     assert found.after.at_the_limit == (
-        f"${found.after.sum.hour * left:.2f} ({left:.1f} h, {found.before.until})"
+        f"${found.after.sum.hour * left:.2f} ({limit}, {found.before.until})"
     )
     stack.set("outlast:machineType", "n2-standard-2")
 
