@@ -3,6 +3,7 @@ tests/localcloud's."""
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -224,7 +225,7 @@ def test_an_image_that_takes_twenty_minutes_is_waited_for_before_its_builder_goe
 ):
     """Each look at the image takes five minutes, and its operation does not end in time."""
     image, minutes = "global/images/own-0123456789", [0.0]
-    monkeypatch.setattr(bake.time, "monotonic", lambda: minutes[0] * 60)
+    monkeypatch.setattr(bake, "time", SimpleNamespace(monotonic=lambda: minutes[0] * 60))
     ask, order = platform.call, platform.order
     builders: list[bool] = []
 

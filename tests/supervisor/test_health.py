@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,7 +33,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(health.time, "monotonic", made.monotonic)
+    monkeypatch.setattr(health, "time", SimpleNamespace(monotonic=made.monotonic, sleep=time.sleep))
     return made
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -234,7 +235,8 @@ def test_a_slow_line_that_uploads_does_not_count_as_silence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     times = iter([100.0, 700.0, 1000.0, 1600.0, 1601.0])
-    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: next(times))
+    # The module itself would change the time of every thread.
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: next(times)))
     sender = object.__new__(heartbeat.HeartbeatSender)
     sender._progress = Progress()
     sender._silence_sec, sender._silent_since = 900.0, None

@@ -348,11 +348,11 @@ class Init:
         if exit_code:
             said = f"exit status {exit_code}" if exit_code > 0 else f"signal {-exit_code}"
             self._log(f'Script "startup-script" failed with error: {said}')
-        self._log("Finished running startup scripts.")
         if self._script_folder:
             with suppress(OSError):
                 (self._script_folder / "startup-script").unlink()
                 self._script_folder.rmdir()
+        self._log("Finished running startup scripts.")
 
     def _kill_all(self) -> None:
         while not self._gone():

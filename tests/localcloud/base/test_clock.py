@@ -1,5 +1,7 @@
 """The cloud's clock, at the wall's speed and faster."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from outlast.localcloud.base import clock as clocks
@@ -8,7 +10,7 @@ from outlast.localcloud.base.clock import RealClock, from_rfc3339, to_rfc3339
 
 def test_a_faster_clock_continues_from_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     wall = [1_000_000.0]
-    monkeypatch.setattr(clocks.time, "time", lambda: wall[0])
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(time=lambda: wall[0]))
     clock = RealClock()
     assert clock.now() == wall[0]
     wall[0] += 10
