@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -69,6 +70,21 @@ def test_without_a_local_cloud_every_call_names_the_one_that_starts_it(call, tmp
     assert done.returncode == 1
     assert done.stderr == (
         f"outlast: local cloud: none is running on {tmp_path}; start one: outlast cloud start.\n"
+    )
+
+
+@pytest.mark.parametrize("call", [["list"], ["status", "dev"], ["audit"], ["doctor"]])
+def test_after_cloud_stop_every_call_says_so(call, tmp_path: Path):
+    (tmp_path / "Pulumi.yaml").write_text("name: mine\nruntime: python\n")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        stopped = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        env = {**os.environ, "STORAGE_EMULATOR_HOST": stopped, "OUTLAST_BUCKET": "runs"}
+        done = outlast(*call, cwd=tmp_path, env={**env, "GOOGLE_CLOUD_PROJECT": "my-project"})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"outlast: the local cloud of this shell (STORAGE_EMULATOR_HOST {stopped}) is stopped:"
+        ' nothing answers there; start one: eval "$(outlast cloud start)"\n'
     )
 
 

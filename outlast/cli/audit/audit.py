@@ -22,7 +22,7 @@ from outlast.bucket.layout import Layout
 from outlast.bucket.standing import is_expired
 from outlast.bucket.store import NotFound, Object, PreconditionFailed, Store, StoreError
 from outlast.bucket.transfer import in_parallel, small_writes
-from outlast.cli import engine, experiments
+from outlast.cli import endpoint, engine, experiments
 from outlast.cli.audit import finder, owners
 from outlast.cli.audit.finder import Resource
 from outlast.cli.audit.owners import Owner
@@ -118,8 +118,10 @@ def read(project: str, *, min_age: timedelta, stack: str = "") -> Audit:
     """Looks at everything with the labels or marks of this folder's Pulumi project. `stack`: whose
     identity reads the buckets.
 
-    Raises OperateError if Compute Engine or the states cannot be read.
+    Raises OperateError if Compute Engine or the states cannot be read, CloudError if this shell's
+    local cloud is stopped.
     """
+    endpoint.check_local_cloud()
     audit = _Auditor(project, labels.sanitise(engine.project_name()), min_age)
     return audit.run(stack)
 

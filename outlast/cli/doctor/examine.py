@@ -15,7 +15,7 @@ from typing import Any
 
 from outlast.base.suggest import did_you_mean
 from outlast.bucket.transfer import in_parallel
-from outlast.cli import engine, experiments, projects, version
+from outlast.cli import endpoint, engine, experiments, projects, version
 from outlast.cli import stack as stacks
 from outlast.cli.errors import EngineError, UsageError
 from outlast.cloud import credentials, deployer, fit, images, refusals
@@ -84,8 +84,10 @@ class Diagnosis:
 def examine(stack: str = "", *, project: str = "", zone: str = "") -> Diagnosis:
     """Examines a stack, or the project that `projects.choose` finds.
 
-    Raises UsageError if there is no project, or no such stack, and EngineError.
+    Raises UsageError if there is no project, or no such stack, EngineError, and CloudError if this
+    shell's local cloud is stopped.
     """
+    endpoint.check_local_cloud()
     if stack:
         values, secret = _config(stack)
         chosen = projects.Chosen(_project_of(values), f"stack {stack}", stack)
