@@ -13,9 +13,6 @@ def show_audit(found: Audit) -> None:
     """The findings with what they cost, then what is not judged, kept, or not looked at."""
     console = Terminal()
 
-    def line(text: str) -> None:
-        console.print(one_line(text), soft_wrap=True)
-
     if found.findings:
         table = Table(box=None, pad_edge=False)
         for name in ("kind", "name", "why"):
@@ -28,13 +25,17 @@ def show_audit(found: Audit) -> None:
         cost = found.cost
         month = cost.said(pricing.HOURS_A_MONTH) if cost.items else "nothing"
         many = numbers.count(len(found.findings), "finding")
-        line(f"{many} in {found.project}, {month} a month at list prices of {pricing.dates()}")
+        console.whole_line(
+            f"{many} in {found.project}, {month} a month at list prices of {pricing.dates()}"
+        )
     else:
-        line(f"{found.project}: no findings")
+        console.whole_line(f"{found.project}: no findings")
     for sentence in found.waiting:
-        line(f"not judged: {sentence}")
+        console.whole_line(f"not judged: {sentence}")
     for sentence in found.kept:
-        line(sentence)
+        console.whole_line(sentence)
     for project, count in sorted(found.others.items()):
-        line(f"{count} of Pulumi project {project} were not looked at; run the audit in its folder")
+        console.whole_line(
+            f"{count} of Pulumi project {project} were not looked at; run the audit in its folder"
+        )
     show_unread(found.unread)

@@ -17,7 +17,7 @@ def inspect(experiment: str, best: bool, newest: bool, part: str | None, as_json
 
     For an XGBoost model, show its trees. Everything is verified first, and nothing is unpickled: a
     file that may hold a pickle is only named. EXPERIMENT may also be a run's folder or gs:// path.
-    Exit code 1: there is no result or checkpoint, or it cannot be read.
+    Exit code 1: the result or checkpoint does not exist or cannot be read.
 
     \b
     outlast inspect first

@@ -84,8 +84,8 @@ class Diagnosis:
 def examine(stack: str = "", *, project: str = "", zone: str = "") -> Diagnosis:
     """Examines a stack, or the project that `projects.choose` finds.
 
-    Raises UsageError if there is no project, or no such stack, EngineError, and CloudError if this
-    shell's local cloud is stopped.
+    Raises UsageError if no project is named or the stack does not exist, EngineError, and
+    CloudError if this shell's local cloud is stopped.
     """
     endpoint.check_local_cloud()
     if stack:

@@ -38,7 +38,7 @@ class Fetched(TypedDict):
     written: list[str]
     """files that were made from the rows"""
     without: str
-    """why there is no result beside the written files; else empty"""
+    """why the written files are without a result; else empty"""
 
 
 class DataUse(TypedDict):

@@ -16,9 +16,6 @@ def show_plan(found: Plan) -> None:
     """What would be deleted, with bytes and what they cost a month, and what stays."""
     console = Terminal()
 
-    def line(text: str) -> None:
-        console.print(one_line(text), soft_wrap=True)
-
     if found.items:
         table = Table(box=None, pad_edge=False)
         for name in ("kind", "what", "why"):
@@ -29,12 +26,12 @@ def show_plan(found: Plan) -> None:
             shown = (one.kind, one.url, one.why, size(one.size), one.month)
             table.add_row(*map(one_line, shown))
         console.print(table)
-        line(
+        console.whole_line(
             f"{len(found.items)} to delete, {size(found.size)}, {found.month} a month at list"
             f" prices of {pricing.dates()}"
         )
     else:
-        line("nothing to prune by this rule")
+        console.whole_line("nothing to prune by this rule")
     stays: dict[str, list[str]] = {}
     for sentence in found.left:
         what, _, why = sentence.partition(": ")
@@ -42,7 +39,7 @@ def show_plan(found: Plan) -> None:
     for why, all_of in stays.items():
         more = len(all_of) - SHOWN_OF_A_REASON
         others = f" and {more} more (--json lists them)" if more > 0 else ""
-        line(f"stays: {', '.join(all_of[:SHOWN_OF_A_REASON])}{others}: {why}")
+        console.whole_line(f"stays: {', '.join(all_of[:SHOWN_OF_A_REASON])}{others}: {why}")
     show_unread(found.unread)
 
 

@@ -55,7 +55,7 @@ def show_review(review: Review) -> None:
 
 
 def refused_as_markdown(stack: str | None, error: Exception) -> str:
-    """The comment where there is no review, because of the error."""
+    """The comment in place of a review that the error prevented."""
     name = f"stack `{_code(stack)}`" if stack else "the selected stack"
     return f"### Outlast: {name}\n\n**Refused**\n\n- {_markdown(str(error))}"
 

@@ -33,6 +33,10 @@ class Terminal(Console):
         fits = all(len(word) < self.width for word in text.split())
         self.print(text, soft_wrap=not (self.is_terminal and fits))
 
+    def whole_line(self, text: str) -> None:
+        """One line, whatever the text contains, also on a terminal that is narrower."""
+        self.print(one_line(text), soft_wrap=True)
+
 
 def shortened(text: str, most: int = NAME_SHOWN) -> str:
     """One line of printable characters, limited in length."""
