@@ -101,7 +101,8 @@ class Curves:
         self.rows += 1
         self.last_step = max(self.last_step, step)
         for name, given in row.items():
-            value = numbers.from_json(given)
+            # A row has null for a number that is not finite (outlast/loop/rows.py).
+            value = math.nan if given is None else numbers.from_json(given)
             if name in _NOT_METRICS or type(value) not in (int, float):
                 continue
             curve = self.by_name.get(name)

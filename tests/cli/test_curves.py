@@ -42,7 +42,7 @@ def test_a_value_that_is_not_finite_is_counted_and_not_drawn() -> None:
         found.add({"step": step, "loss": value, "part": ["a", 0]})
     (curve,) = found.by_name.values()
     assert curve.points == [(1, 1.0), (8, 2.0)]
-    assert (curve.not_finite, curve.first_not_finite) == (3, 2)
+    assert (curve.not_finite, curve.first_not_finite) == (4, 2)
     assert not math.isnan(curve.points[0][1]) and found.last_step == 8
 
 

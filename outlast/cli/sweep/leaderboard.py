@@ -172,9 +172,9 @@ def curves_of(objects: SweepObjects, trials: Sequence[TrialState], metric: str) 
             return []
         found: dict[int, float] = {}
         for row in rows:
-            value = numbers.from_json(_cell(row, metric))
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                found[int(row["step"])] = float(value)
+            value = _cell(row, metric)
+            if value is not None:
+                found[int(row["step"])] = value
         return sorted(found.items())
 
     runs = [one.record.run for one in trials if one.status and one.status.history]
@@ -182,12 +182,21 @@ def curves_of(objects: SweepObjects, trials: Sequence[TrialState], metric: str) 
     return dict(zip(runs, read_all, strict=True))
 
 
-def _cell(row: Mapping[str, Any], metric: str) -> Any:
-    """The metric of a row; `PART/METRIC` in a run with parts."""
+def _cell(row: Mapping[str, Any], metric: str) -> float | None:
+    """The metric of a row, `PART/METRIC` in a run with parts; None if the row has no number of it.
+    A row has null for a number that is not finite.
+    """
     part, slash, name = metric.rpartition("/")
-    if slash and row.get("part") == part:
-        return row.get(name)
-    return row.get(metric)
+    name = name if slash and row.get("part") == part else metric
+    if name not in row:
+        return None
+    value = math.nan if row[name] is None else numbers.from_json(row[name])
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond all floats
+        return math.inf if value > 0 else -math.inf
 
 
 def compared(

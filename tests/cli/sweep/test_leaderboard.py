@@ -17,7 +17,7 @@ RATES = {"learning-rate": [0.1, 0.2, 0.3]}
 ASKED: dict[str, Any] = {"parameters": RATES, "metric": "acc", "goal": "max"}
 
 
-def curve(*values: float | str, every: int = 10) -> dict[int, dict[str, Any]]:
+def curve(*values: float | str | None, every: int = 10) -> dict[int, dict[str, Any]]:
     return {every * (n + 1): {"acc": value} for n, value in enumerate(values)}
 
 
@@ -118,6 +118,24 @@ def test_a_value_that_is_not_finite_is_last(world: World) -> None:
     first, *others = board(world).lines
     assert first.value == 0.2 and not any(math.isfinite(line.value or 0) for line in others)
     assert board(world).as_json()["trials"][1]["value"] in ("NaN", "Infinity")
+
+
+def test_a_trial_that_has_diverged_does_not_rank_by_its_last_finite_value(world: World) -> None:
+    """A trainer's rows have null for what is not finite."""
+    up(
+        world,
+        {
+            0.1: (State.DONE, curve(0.9, None, None)),
+            0.2: (State.DONE, curve(0.1, 0.2, 0.3)),
+            0.3: (State.DONE, curve(0.8, 0.7, 0.6)),
+        },
+    )
+    found = board(world)
+    assert found.step == 30, "it has rows up to there"
+    assert [rate for rate, *_ in ranks(found)] == [0.3, 0.2, 0.1]
+    assert math.isnan(found.lines[-1].value or 0.0)
+    assert (found.lines[-1].best, found.lines[-1].best_step) == (0.9, 10)
+    assert [rate for rate, *_ in ranks(board(world, goal="min"))] == [0.2, 0.3, 0.1]
 
 
 def test_trials_without_a_value_come_last(world: World) -> None:
