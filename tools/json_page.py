@@ -65,6 +65,7 @@ OWN: Mapping[str, Mapping[int, str]] = {
         2: "neither, but some were not exercised or could not be asked",
     },
     "run": ENDED,
+    "sweep leaderboard": {1: "a trial could not be read; the rest is printed"},
     "train": {
         exits.INTERRUPTED: "interrupted; the same command resumes",
         exits.FENCED: "another attempt holds the run",

@@ -182,13 +182,15 @@ def show_leaderboard(
 
     The step is the largest one that all compared trials have reached. Trials that were pruned,
     stopped or failed are shown with their last value and are not compared. Trials that differ in
-    their seed only are also shown together, with mean and standard deviation.
+    their seed only are also shown together, with mean and standard deviation. Exit code 1: a trial
+    could not be read; the rest is printed.
 
     \b
     outlast sweep leaderboard lr
     outlast sweep leaderboard lr --json | jq -r .best
     """
     from outlast.cli.errors import reading
+    from outlast.cli.show.console import show_unread
     from outlast.cli.sweep import finding, leaderboard, tables
 
     objects = finding.found(where)
@@ -201,6 +203,8 @@ def show_leaderboard(
         say_json(found.as_json())
     else:
         tables.show_leaderboard(found)
+    show_unread(found.unread)
+    sys.exit(1 if found.unread else 0)
 
 
 @sweep.command(context_settings=HELP)
@@ -224,7 +228,12 @@ def fetch(where: str, best: bool, into: Path, as_json: bool) -> None:
     runs = [one.record.run for one in state.current if one.state == State.DONE]
     if best:
         with reading(f"sweep {objects.name}"):
-            first = leaderboard.of(objects, state).best
+            board = leaderboard.of(objects, state)
+        if board.unread:
+            raise OperateError(
+                f"sweep {objects.name}: the best trial is not known: {'; '.join(board.unread)}"
+            )
+        first = board.best
         if first is None:
             raise OperateError(f"sweep {objects.name}: no trial has a value of its metric yet.")
         runs = [first.trial.record.run]

@@ -87,8 +87,7 @@ class SweepFacts:
     @property
     def problems(self) -> tuple[str, ...]:
         """What could not be read, a sentence each."""
-        trials = [one.line.trial for one in self.entries]
-        return tuple(f"trial {one.record.run}: {one.why}" for one in trials if one.why)
+        return self.board.unread
 
     @property
     def states(self) -> Mapping[str, int]:

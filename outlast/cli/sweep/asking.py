@@ -77,7 +77,8 @@ def tell(
     objects: SweepObjects, runs: tuple[str, ...], *, pauses: Pauses | None = None
 ) -> list[Line]:
     """The results of some trials, by default of all; with `pauses`, once they have ended. The value
-    is a trial's last one. Raises UsageError for an unknown trial.
+    is a trial's last one. Raises UsageError for an unknown trial, and OperateError if rows cannot be
+    read.
     """
     before: list[str] = []
     while True:
@@ -86,7 +87,11 @@ def tell(
             chosen = [_known(state.trials, run, objects.name) for run in runs] or state.current
             if pauses is None or all(_is_over(one) for one in chosen):
                 document = state.record.document if state.record else {}
-                curves = leaderboard.curves_of(objects, chosen, str(document.get("metric") or ""))
+                metric = str(document.get("metric") or "")
+                curves, unread = leaderboard.curves_of(objects, chosen, metric)
+                if unread:  # Without a value it would be another result.
+                    said = "; ".join(f"trial {run}: {why}" for run, why in unread.items())
+                    raise OperateError(f"sweep {objects.name}: {said}")
                 goal = str(document.get("goal") or "max")
                 found = {
                     run: leaderboard.compared([one], curves, goal=goal)[0][0]

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from outlast.bucket.standing import Standing
 from outlast.bucket.store import StoreError
 from outlast.bucket.sweeps import SweepObjects
 from outlast.bucket.transfer import in_parallel, small_reads
+from outlast.cli.errors import UsageError, about
 from outlast.cli.sweep import file, states
 from outlast.cli.sweep.states import SweepState, TrialState
 from outlast.cli.sweep.trials import SEED
@@ -40,6 +41,8 @@ class Line:
     """The metric at the step of the comparison, or its last one."""
     best: float | None
     best_step: int | None
+    unread: str = ""
+    """Why the trial, or its rows, cannot be read."""
 
     def as_json(self) -> dict[str, Any]:
         record, found = self.trial.record, self.trial.status
@@ -58,7 +61,7 @@ class Line:
             "best_step": self.best_step,
             "dollars": round(self.trial.dollars, 6),
             "url": found.url if found else None,
-            "why": self.trial.said,
+            "why": self.unread or self.trial.said,
         }
 
 
@@ -93,7 +96,7 @@ class Leaderboard:
     lines: tuple[Line, ...]
     """The best first."""
     groups: tuple[Group, ...]
-    """Of at least two trials each, the best first."""
+    """Of at least two current trials each, the best first."""
     earlier: int
     """Trials of other code or parameters, which are not shown."""
     dollars: float
@@ -102,6 +105,13 @@ class Leaderboard:
     """Whether a part of that has no known price."""
     curves: Mapping[str, Curve] = field(default_factory=dict, repr=False)
     """By run: the metric's values, as `curves_of` reads them."""
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The trials that cannot be read, and why, a sentence each: one of them may be the best."""
+        return tuple(
+            f"trial {line.trial.record.run}: {line.unread}" for line in self.lines if line.unread
+        )
 
     @property
     def best(self) -> Line | None:
@@ -135,21 +145,38 @@ def of(
 ) -> Leaderboard:
     """The leaderboard. `metric` and `goal`: instead of the file's; `at`: a step to compare at,
     instead of the largest one that all have reached; `every`: trials of earlier code and parameters
-    too; `without_values`: rows are not read. Raises StoreError.
+    too; `without_values`: rows are not read. Raises StoreError, and UsageError for another metric
+    without its goal.
     """
     document = state.record.document if state.record else {}
-    metric = metric or str(document.get("metric") or "")
+    own = str(document.get("metric") or "")
+    if metric not in ("", own) and not goal:
+        raise UsageError(
+            f"--metric {metric}: is not the metric of sweep {state.name}"
+            f"{f', which is {own}' if own else ''}, so its goal is not known; give --goal max or"
+            " min."
+        )
+    metric = metric or own
     goal = goal or str(document.get("goal") or "max")
     shown = list(state.trials.values()) if every else state.current
-    curves = curves_of(objects, shown, metric) if metric and not without_values else {}
+    current = {one.record.run for one in state.current}
+    curves: dict[str, Curve] = {}
+    unread: dict[str, str] = {}
+    if metric and not without_values:
+        curves, unread = curves_of(objects, shown, metric)
     lines, step = compared(shown, curves, goal=goal, at=at)
+    lines = [
+        replace(line, unread=line.trial.why or unread.get(line.trial.record.run, ""))
+        for line in lines
+    ]
     return Leaderboard(
         state.name,
         metric,
         goal,
         step,
         tuple(lines),
-        tuple(groups(lines, goal)),
+        # A trial of earlier code is no seed of a current one.
+        tuple(groups([line for line in lines if line.trial.record.run in current], goal)),
         len(state.trials) - len(shown),
         sum(one.dollars for one in state.trials.values()),
         any(one.unknown for one in state.trials.values()),
@@ -157,19 +184,21 @@ def of(
     )
 
 
-def curves_of(objects: SweepObjects, trials: Sequence[TrialState], metric: str) -> dict[str, Curve]:
-    """By run: the metric's values up to the newest checkpoint or the end. A trial without any, or
-    whose rows cannot be read now, has none.
+def curves_of(
+    objects: SweepObjects, trials: Sequence[TrialState], metric: str
+) -> tuple[dict[str, Curve], dict[str, str]]:
+    """By run: the metric's values up to the newest checkpoint or the end, none if it has none; and
+    why rows cannot be read.
     """
 
-    def read(run: str) -> Curve:
+    def read(run: str) -> Curve | str:
         place = states.place_of(objects, run)
         try:
             rows = read_rows(
                 objects.store, place.layout, read_head(objects.store, place.layout).head
             )
-        except (HeadError, StoreError):
-            return []
+        except (HeadError, StoreError) as error:
+            return f"its rows cannot be read ({about(place.name, error)})"
         found: dict[int, float] = {}
         for row in rows:
             value = _cell(row, metric)
@@ -179,7 +208,9 @@ def curves_of(objects: SweepObjects, trials: Sequence[TrialState], metric: str) 
 
     runs = [one.record.run for one in trials if one.status and one.status.history]
     read_all = in_parallel([partial(read, run) for run in runs], small_reads(objects.store))
-    return dict(zip(runs, read_all, strict=True))
+    found = dict(zip(runs, read_all, strict=True))
+    unread = {run: why for run, why in found.items() if isinstance(why, str)}
+    return {run: [] if isinstance(one, str) else one for run, one in found.items()}, unread
 
 
 def _cell(row: Mapping[str, Any], metric: str) -> float | None:

@@ -6,9 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from outlast.base.exits import State
 from outlast.bucket.head import read_head
+from outlast.cli.app import cli
+from outlast.cli.errors import UsageError
 from outlast.cli.sweep import bring_up, leaderboard, states, tables
 from outlast.cli.sweep.leaderboard import Leaderboard
 from tests.cli.sweep.made import World
@@ -175,6 +178,50 @@ def test_trials_of_an_earlier_file_are_shown_on_request(world: World) -> None:
     found = board(world)
     assert len(found.lines) == 2 and found.earlier == 1
     assert len(board(world, every=True).lines) == 3
+
+
+def test_trials_of_earlier_code_are_no_seeds_of_the_current_ones(world: World) -> None:
+    """They may have the same parameters, and the same seed."""
+    asked: dict[str, Any] = {**ASKED, "parameters": {"learning-rate": [0.1], "seed": [1, 2]}}
+    world.up(**asked)
+    for run in world.objects.trials():
+        world.trains(run, State.DONE, rows=curve(0.1))
+    before = {*world.objects.trials()}
+    settings = world.folder / "Pulumi.dev.yaml"
+    settings.write_text(settings.read_text().replace("epochs: 2", "epochs: 3"))
+    world.up(**asked)
+    for run in {*world.objects.trials()} - before:
+        world.trains(run, State.DONE, rows=curve(0.5))
+    for every in (False, True):
+        (group,) = board(world, every=every).groups
+        assert (len(group.runs), group.mean) == (2, pytest.approx(0.5)), every
+
+
+def test_another_metric_needs_its_goal(world: World) -> None:
+    up(world, {0.1: (State.DONE, {10: {"acc": 0.9, "loss": 0.2}})})
+    with pytest.raises(UsageError, match="--metric loss: is not the metric of sweep lr, which is"):
+        board(world, metric="loss")
+    assert board(world, metric="acc").goal == "max"
+    assert board(world, metric="loss", goal="min").best
+
+
+def test_a_trial_whose_rows_cannot_be_read_is_named(world: World) -> None:
+    """It may be the best one, and has a value that an optimiser must not miss."""
+    up(world, {0.1: (State.DONE, curve(0.9)), 0.2: (State.DONE, curve(0.5))})
+    run = world.run_of(learning_rate=0.1)
+    world.store.put(states.place_of(world.objects, run).layout.metrics_piece(1, 0), b"{\n")
+    found = board(world)
+    (why,) = found.unread
+    assert why.startswith(f"trial {run}: its rows cannot be read (") and "not a row" in why
+    (shown,) = [one for one in found.as_json()["trials"] if one["id"] == run]
+    assert (shown["value"], f"trial {run}: {shown['why']}") == (None, why)
+    for words, said in (
+        (["leaderboard", "lr"], "not a row"),
+        (["fetch", "lr", "--best"], "the best trial is not known"),
+        (["tell", "lr", run], "not a row"),
+    ):
+        done = CliRunner().invoke(cli, ["sweep", *words])
+        assert done.exit_code == 1 and said in f"{done.output} {done.exception}", words
 
 
 def test_a_run_that_cannot_be_read_is_named_and_not_started_again(world: World) -> None:
