@@ -4,7 +4,7 @@ The trials' VMs may not write these; what they write is in other folders of `swe
 
     sweeps/<name>/SWEEP.json         what was asked for last
     sweeps/<name>/trials/<run>.json  a trial's parameters; created once
-    sweeps/<name>/up/<run>.json      its stack is up; deleted when it is destroyed
+    sweeps/<name>/up/<run>.json      its up has begun; deleted when it is destroyed
     sweeps/<name>/LOCK               who works on the sweep (`outlast.cli.sweep.lock`)
 """
 
@@ -59,7 +59,7 @@ class TrialRecord(Record):
 
 @dataclass(frozen=True)
 class UpRecord(Record):
-    """`up/<run>.json`: the trial's stack is up."""
+    """`up/<run>.json`: the trial's stack is up, or an `up` of it has begun."""
 
     run: Run
     dollars: Dollars | None
@@ -67,6 +67,8 @@ class UpRecord(Record):
     hours: Hours
     """That its VMs live together at most."""
     time: datetime
+    done: bool = True
+    """false: its `up` has not ended well, so that it may have a VM or not."""
 
 
 class SweepObjects:
@@ -105,7 +107,7 @@ class SweepObjects:
         in_parallel([partial(create, trial) for trial in trials], small_writes(self.store))
 
     def ups(self) -> dict[str, UpRecord]:
-        """The trials whose stacks are up, by their runs."""
+        """The trials whose stacks are up or may be, by their runs."""
         return {one.run: one for one in self._all("up", UpRecord)}
 
     def mark_up(self, record: UpRecord) -> None:

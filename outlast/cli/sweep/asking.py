@@ -105,7 +105,7 @@ def tell(
 
 def _is_over(trial: TrialState) -> bool:
     """Whether waiting longer changes nothing: it has ended, or nothing has started it."""
-    return trial.has_ended or trial.up is None
+    return trial.has_ended or not trial.is_up
 
 
 def _known(known: Mapping[str, TrialState], run: str, sweep: str) -> TrialState:

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,13 +27,16 @@ from outlast.cli.polling import Pauses
 from outlast.cli.sweep import states, trials
 from outlast.cli.sweep.file import Sweep
 from outlast.cli.sweep.lock import SweepLock
-from outlast.cli.sweep.plan import Plan, planned, worst_of
+from outlast.cli.sweep.plan import planned, worst_of
 from outlast.cli.sweep.stacks import Stacks
 from outlast.cli.sweep.states import SweepState
 from outlast.cli.sweep.trials import Base, Trial
 from outlast.spec import sweeps
 
 _log = logging.getLogger(__name__)
+
+REFUSED_MAX = 10
+"""After so many trials in a row that fail to start, the reason is not theirs."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class BringUp:
     def run(self, *, pauses: Pauses | None = None) -> Outcome:
         """Starts the trials that are missing, as far as `parallel` and the budget allow; with
         `pauses`, also those that wait, as others end. Raises Busy, and OperateError if nothing can
-        be started.
+        be started, or another process has taken over.
         """
         name = self._prepared.sweep.name
         with reading(f"sweep {name}"):
@@ -151,27 +154,31 @@ class BringUp:
         record = self._objects.record()
         self._record(self._share(existing, shared or (record.shared if record else "")))
         outcome = Outcome()
+        refused = 0
         while True:
-            before = len(outcome.done)
             state = states.read(self._objects)
             wanted, stale = self._prepared.with_asked(state)
-            plan = self._without(planned(self._prepared.sweep, wanted, state), outcome)
             outcome.failed |= {self._stack(run): why for run, why in stale.items()}
+            # One that has failed to start in this command keeps no place from the others.
+            ready = [trial for trial in wanted if trial.stack not in outcome.failed]
+            plan = planned(self._prepared.sweep, ready, state)
+            before = len(outcome.done), len(outcome.failed)
             self._start(plan.start, state, existing, lock.lost, outcome)
+            lock.check()
             outcome.waiting = {self._stack(run): why for run, why in plan.waiting.items()}
-            is_over = not any(one.is_open for one in state.trials.values()) and not plan.start
-            if pauses is None or is_over or lock.lost.is_set():
+            started, failed = len(outcome.done) - before[0], len(outcome.failed) - before[1]
+            refused = 0 if started else refused + failed
+            if failed and refused < REFUSED_MAX:
+                continue
+            is_over = not plan.start and not any(
+                one.is_open and not one.has_ended for one in state.trials.values()
+            )
+            if pauses is None or is_over:
                 return outcome
-            pauses.wait(changed=len(outcome.done) > before)
+            pauses.wait(changed=started > 0)
 
     def _stack(self, run: str) -> str:
         return sweeps.trial(self._prepared.sweep.name, run)
-
-    @staticmethod
-    def _without(plan: Plan, outcome: Outcome) -> Plan:
-        """The plan without trials that have failed to start in this command."""
-        start = tuple(trial for trial in plan.start if trial.stack not in outcome.failed)
-        return Plan(start, plan.waiting)
 
     def _share(self, existing: set[str], before: str) -> str:
         """Brings up what the trials share, unless it is up with these settings; returns their
@@ -232,11 +239,13 @@ class BringUp:
         config = trials.config_of(
             prepared.base, trial, prepared.rules, prepared.where, resume=resume
         )
-        self._stacks.up(trial.stack, config, prepared.base.document, exists=exists)
         worst = worst_of(trial.settings)
-        self._objects.mark_up(
-            UpRecord(trial.run, worst.dollars, worst.hours, self._objects.store.now())
-        )
+        now = self._objects.store.now()
+        # Written first: an `up` that is cut off may have created a VM, which costs money.
+        begun = UpRecord(trial.run, worst.dollars, worst.hours, now, done=False)
+        self._objects.mark_up(begun)
+        self._stacks.up(trial.stack, config, prepared.base.document, exists=exists)
+        self._objects.mark_up(replace(begun, done=True))
 
 
 def each(jobs: Sequence[Callable[[], None]], workers: int, stop: threading.Event) -> None:
@@ -269,7 +278,8 @@ def jobs_by_default() -> int:
 
 def destroy(objects: SweepObjects, stacks: Stacks, *, jobs: int) -> Outcome:
     """Destroys every stack of the sweep, the trials before what they share. The bucket stays, with
-    all runs and the leaderboard. Raises Busy, and OperateError if the backend does not answer.
+    all runs and the leaderboard. Raises Busy, also once another process has taken over, and
+    OperateError if the backend does not answer.
     """
     outcome = Outcome()
     lock = SweepLock(objects)
@@ -296,6 +306,7 @@ def destroy(objects: SweepObjects, stacks: Stacks, *, jobs: int) -> Outcome:
         each([partial(down, one) for one in sorted(existing - {shared})], jobs, lock.lost)
         if shared in existing and not outcome.failed:
             down(shared)
+        lock.check()
     return outcome
 
 

@@ -84,6 +84,14 @@ class SweepLock:
             ) from None
         self._thread.start()
 
+    def check(self) -> None:
+        """Raises Busy if another process has taken the lock."""
+        if self.lost.is_set():
+            raise Busy(
+                f"sweep {self._sweep}: another outlast sweep has taken over, so not everything was"
+                f" done here; {_WAIT}"
+            )
+
     def __enter__(self) -> Self:
         return self
 

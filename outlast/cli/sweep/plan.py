@@ -29,26 +29,34 @@ Conditions", read in November 2026)."""
 
 @dataclass(frozen=True)
 class Worst:
-    """What a trial costs at most: its VM's price until its limit."""
+    """What a trial costs at most: its VM's price until its limit, or its own budget."""
 
     hour: pricing.Sum
+    """Of its dearest machine."""
     hours: float
+    """That its VMs live together."""
+    dollars: float | None
+    """None if a part has no known price."""
 
-    @property
-    def dollars(self) -> float | None:
-        """None if a part has no known price."""
-        return None if self.hour.unknown else self.hour.hour * self.hours
+    def said(self, trials: int = 1) -> str:
+        """The dollars of so many trials in words."""
+        if self.dollars is None:
+            return self.hour.said(self.hours * trials)
+        return pricing.dollars(self.dollars * trials)
 
 
 def worst_of(settings: "Settings") -> Worst:
-    """The worst case of a trial with these settings: its dearest machine, until its limit, or
-    until its own budget is used up.
+    """The worst case of a trial with these settings: its dearest machine until its limit, or all of
+    its own budget. A budget lasts longest on its cheapest machine.
     """
-    dearest = max(settings.machine_prices.values(), key=lambda one: (bool(one.unknown), one.hour))
+    prices = settings.machine_prices.values()
+    dearest = max(prices, key=lambda one: (bool(one.unknown), one.hour))
     hours = settings.max_run_minutes / 60
-    if settings.budget_dollars:  # its price is known, or the settings are refused
-        hours = min(hours, settings.budget_dollars / dearest.hour)
-    return Worst(dearest, hours)
+    dollars = None if dearest.unknown else dearest.hour * hours
+    if settings.budget_dollars and dollars is not None:  # without a price it would be refused
+        dollars = min(dollars, settings.budget_dollars)
+        hours = min(hours, settings.budget_dollars / min(one.hour for one in prices))
+    return Worst(dearest, hours, dollars)
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,12 @@ def planned(sweep: Sweep, trials: Sequence[Trial], state: SweepState) -> Plan:
     open_now = sum(one.is_open for one in state.trials.values())
     dollars = sum(one.reserved_dollars for one in state.trials.values())
     hours = sum(one.reserved_hours for one in state.trials.values())
+    for trial in trials:
+        known = state.trials.get(trial.run)
+        if known and known.why and known.up is None:  # What it has cost is not known.
+            worst = worst_of(trial.settings)
+            dollars += worst.dollars or 0.0
+            hours += worst.hours
     start: list[Trial] = []
     waiting: dict[str, str] = {}
     for trial in trials:
@@ -76,7 +90,11 @@ def planned(sweep: Sweep, trials: Sequence[Trial], state: SweepState) -> Plan:
         if known and (known.has_ended or known.is_open):
             continue
         worst = worst_of(trial.settings)
-        # What it has cost before it was destroyed is in the sum already.
+        # What it has cost before it was destroyed is in the sum already. So is the worst case of an
+        # `up` that was cut off, whose place this one takes.
+        cut_off = known if known and known.up else None
+        held_dollars = cut_off.reserved_dollars if cut_off else 0.0
+        held_hours = cut_off.reserved_hours if cut_off else 0.0
         if budget and budget.dollars is not None:
             if worst.dollars is None:
                 raise UsageError(
@@ -84,17 +102,17 @@ def planned(sweep: Sweep, trials: Sequence[Trial], state: SweepState) -> Plan:
                     f" {', '.join(worst.hour.unknown)}, so the worst case is unknown; give"
                     " budget.hours instead, or leave the budget out."
                 )
-            fits = dollars + worst.dollars <= budget.dollars
+            fits = dollars - held_dollars + worst.dollars <= budget.dollars
         else:
-            fits = budget is None or hours + worst.hours <= (budget.hours or 0)
+            fits = budget is None or hours - held_hours + worst.hours <= (budget.hours or 0)
         if not fits:
             waiting[trial.run] = BUDGET
         elif open_now + len(start) >= sweep.asked.parallel:
             waiting[trial.run] = PARALLEL
         else:
             start.append(trial)
-            dollars += worst.dollars or 0.0
-            hours += worst.hours
+            dollars += (worst.dollars or 0.0) - held_dollars
+            hours += worst.hours - held_hours
     return Plan(tuple(start), waiting)
 
 
@@ -176,7 +194,7 @@ def preview(
     as `planned` does.
     """
     worsts = [worst_of(trial.settings) for trial in trials] or [worst_of(settings)]
-    worst = max(worsts, key=lambda one: (bool(one.hour.unknown), one.hour.hour * one.hours))
+    worst = max(worsts, key=lambda one: (one.dollars is None, one.dollars or 0.0, one.hours))
     states = {
         trial.run: state.trials[trial.run].state if trial.run in state.trials else "new"
         for trial in trials

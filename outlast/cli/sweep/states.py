@@ -33,7 +33,7 @@ class TrialState:
     sweep: str
     record: TrialRecord
     up: UpRecord | None
-    """None if its stack is not up."""
+    """None if no `up` of its stack has begun."""
     status: Status | None
     """None if no VM has worked on it, or its records cannot be read."""
     dollars: float = 0.0
@@ -61,9 +61,14 @@ class TrialState:
         return bool(self.why) or (self.status is not None and self.status.state.ended)
 
     @property
+    def is_up(self) -> bool:
+        """Whether its stack is up; one whose `up` was cut off is brought up again."""
+        return self.up is not None and self.up.done
+
+    @property
     def is_open(self) -> bool:
-        """Whether it may have a VM now."""
-        return self.up is not None and not self.has_ended
+        """Whether its stack is up and may have a VM now, also if its records cannot be read."""
+        return self.is_up and (bool(self.why) or not self.has_ended)
 
     @property
     def state(self) -> str:
@@ -76,7 +81,7 @@ class TrialState:
         if self.up is None:
             return WAITING
         if self.status is None or self.status.state is Standing.WAITING:
-            return STARTING
+            return STARTING if self.is_up else WAITING
         return str(self.status.state)
 
     @property
@@ -92,14 +97,20 @@ class TrialState:
 
     @property
     def reserved_dollars(self) -> float:
-        """What it takes of a budget: its worst case while it is open, else what it has cost."""
-        worst = self.up.dollars if self.is_open and self.up else None
+        """What it takes of a budget: its worst case while it may have a VM, else what it has
+        cost."""
+        worst = self.up.dollars if self._may_cost and self.up else None
         return max(worst or 0.0, self.dollars)
 
     @property
     def reserved_hours(self) -> float:
-        worst = self.up.hours if self.is_open and self.up else 0.0
+        worst = self.up.hours if self._may_cost and self.up else 0.0
         return max(worst, self.hours)
+
+    @property
+    def _may_cost(self) -> bool:
+        """Whether it may have a VM now, or had one of which nothing can be read."""
+        return self.up is not None and (bool(self.why) or not self.has_ended)
 
 
 @dataclass(frozen=True)

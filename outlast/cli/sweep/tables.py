@@ -44,11 +44,9 @@ def show_preview(found: Preview) -> None:
         f" {len(found.trials) - left}{equal}",
     )
     worst = found.worst
-    each = worst.hour.said(worst.hours)
     console.print(
         f"cost      {worst.hour.said()} an hour and trial; to its limit of {worst.hours:g} h at"
-        f" most {each}; {numbers.count(left, 'trial')} at most"
-        f" {worst.hour.said(worst.hours * left)}"
+        f" most {worst.said()}; {numbers.count(left, 'trial')} at most {worst.said(left)}"
         f" (list prices of {pricing.date()})",
         soft_wrap=True,
     )

@@ -95,6 +95,32 @@ def test_a_failed_trial_does_not_affect_the_others(world: World) -> None:
     assert world.stacks.recovered == [bad.stack], "one that may be half up is recovered first"
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_trials_that_cannot_start_keep_no_place_from_the_others(world: World, waits: bool) -> None:
+    prepared = world.prepared(parameters=RATES, parallel=2)
+    world.stacks.failing = {trial.stack for trial in prepared.trials[:2]}
+
+    class Ending:
+        def wait(self, *, changed: bool) -> None:
+            for run, up in world.objects.ups().items():
+                if up.done:
+                    world.trains(run, State.DONE)
+
+    work = BringUp(prepared, world.objects, world.stacks, jobs=1)
+    outcome = work.run(pauses=Ending() if waits else None)  # type: ignore[arg-type]
+    assert {*outcome.failed} == world.stacks.failing
+    assert outcome.done == [trial.stack for trial in prepared.trials[2:]] and not outcome.waiting
+
+
+def test_what_keeps_every_trial_from_starting_is_not_asked_for_each(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bring_up, "REFUSED_MAX", 2)
+    world.stacks.failing = {trial.stack for trial in world.prepared(parameters=RATES).trials}
+    outcome = world.up(parameters=RATES, parallel=1)
+    assert len(outcome.failed) == 2 and list(outcome.waiting.values()) == [plan.PARALLEL] * 2
+
+
 def test_a_trial_that_would_exceed_the_budget_waits(world: World) -> None:
     hour = plan.worst_of(world.prepared(parameters=RATES).trials[0].settings).hour.hour
     budget = {"dollars": 2.5 * hour}  # each may run for an hour
@@ -118,6 +144,63 @@ def test_a_trials_own_budget_bounds_its_worst_case(world: World) -> None:
     file.write_text(yaml.safe_dump(config))
     outcome = world.up(parameters=RATES, budget={"dollars": 0.025})
     assert len(outcome.done) == 2 and list(outcome.waiting.values()) == [plan.BUDGET] * 2
+
+
+def test_a_trials_own_budget_lasts_longest_on_its_cheapest_machine(world: World) -> None:
+    file = world.folder / "Pulumi.dev.yaml"
+    config = yaml.safe_load(file.read_text())
+    config["config"] |= {
+        "outlast:machineTypes": ["n2-standard-8"],
+        "outlast:maxRunMinutes": 600,
+        "outlast:budgetDollars": 0.1,
+    }
+    file.write_text(yaml.safe_dump(config))
+    settings = world.prepared(parameters=RATES).trials[0].settings
+    small, large = (one.hour for one in settings.machine_prices.values())
+    assert small < large
+    worst = plan.worst_of(settings)
+    assert worst.dollars == pytest.approx(0.1)
+    assert worst.hours == pytest.approx(0.1 / small) and worst.hours < 10
+
+
+@pytest.mark.parametrize("destroyed", [False, True])
+def test_a_trial_that_cannot_be_read_keeps_its_part_of_the_budget(
+    world: World, destroyed: bool
+) -> None:
+    """It may have a VM, and what it has cost is not known."""
+    asked: dict[str, Any] = {"parameters": RATES, "budget": {"hours": 2}, "parallel": 2}
+    world.up(**asked)
+    run = world.run_of(learning_rate=0.1)
+    world.trains(run)
+    world.store.put(trials.layout_of("lr", run).head, b"x")
+    if destroyed:
+        world.objects.mark_down(run)
+    outcome = world.up(**asked)
+    assert not outcome.done and list(outcome.waiting.values()) == [plan.BUDGET] * 2
+    # Without a budget, it has a place as long as it may have a VM.
+    outcome = world.up(parameters=RATES, parallel=2)
+    assert len(outcome.done) == destroyed
+
+
+def test_an_up_that_was_cut_off_keeps_its_part_of_the_budget(world: World) -> None:
+    """It may have created a VM, whatever the file asks for then."""
+
+    def cut(stack: str) -> None:
+        if stack != "lr--shared":
+            raise KeyboardInterrupt
+
+    world.stacks.during = cut
+    budget = {"hours": 2}
+    with pytest.raises(KeyboardInterrupt):
+        world.up(parameters={"learning-rate": [0.1]}, budget=budget)
+    world.trains(world.run_of(learning_rate=0.1))
+    assert world.states() == {"learning-rate=0.1": "running"}
+    world.stacks.during = lambda stack: None
+    outcome = world.up(parameters={"learning-rate": [0.2, 0.3]}, budget=budget)
+    assert len(outcome.done) == 1 and list(outcome.waiting.values()) == [plan.BUDGET]
+    # Asked for again, it takes its own part.
+    outcome = world.up(parameters={"learning-rate": [0.1, 0.2]}, budget=budget)
+    assert started(world)[-1] == "learning-rate=0.1" and len(outcome.done) == 1
 
 
 def test_a_budget_in_dollars_needs_a_known_price(world: World) -> None:
@@ -165,6 +248,39 @@ def test_a_second_up_beside_the_first_is_refused(world: World) -> None:
         str(error),
     )
     assert error.exit_code == 1
+
+
+@pytest.mark.parametrize("destroys", [False, True])
+def test_a_lock_that_is_lost_on_the_way_is_an_error(
+    world: World, monkeypatch: pytest.MonkeyPatch, destroys: bool
+) -> None:
+    if destroys:
+        world.up(parameters=RATES)
+    taken: list[lock.SweepLock] = []
+    take = lock.SweepLock.take
+
+    def noted(self: lock.SweepLock) -> None:
+        take(self)
+        taken.append(self)
+
+    monkeypatch.setattr(lock.SweepLock, "take", noted)
+
+    def lose(stack: str) -> None:
+        if stack != "lr--shared":
+            taken[-1].lost.set()
+
+    world.stacks.during = lose
+    if destroys:
+        destroy = world.stacks.destroy
+        monkeypatch.setattr(
+            world.stacks, "destroy", lambda stack: (destroy(stack), taken[-1].lost.set())
+        )
+    with pytest.raises(lock.Busy, match="another outlast sweep has taken over, so not everything"):
+        if destroys:
+            bring_up.destroy(world.objects, world.stacks, jobs=1)
+        else:
+            world.up(parameters=RATES)
+    assert len(world.stacks.known) == (4 if destroys else 2)
 
 
 def test_waiting_trials_start_as_others_end(world: World) -> None:
