@@ -5,7 +5,7 @@ Not in the records, and not counted: requests, network traffic, images, and stor
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -379,9 +379,36 @@ def _shares(life: Life) -> Iterator[Share]:
         yield Share(life, attempt, start, end, hours)
 
 
+@dataclass(frozen=True)
+class _Made:
+    """Steps that one attempt made."""
+
+    begin: int
+    until: int
+    step_hours: float
+    hour: float
+    """Dollars."""
+
+
+def _undone(made: list[_Made], kept: int) -> tuple[float, float]:
+    """Takes away the steps after `kept`; returns the hours and dollars in which they were made."""
+    hours = dollars = 0.0
+    while made and made[-1].until > kept:
+        last = made.pop()
+        begin = max(last.begin, kept)
+        lost = (last.until - begin) * last.step_hours
+        hours += lost
+        dollars += lost * last.hour
+        if last.begin < begin:
+            made.append(replace(last, until=begin))
+    return hours, dollars
+
+
 def _preemptions(shares: Sequence[Share]) -> Preemptions:
     count = steps_lost = 0
     lost_hours = boot_hours = dollars = 0.0
+    made: list[_Made] = []
+    """What is not lost so far: a damaged checkpoint may undo steps of earlier attempts too."""
     interrupted = False
     """Whether the platform ended the attempt before."""
     for share in shares:
@@ -394,16 +421,17 @@ def _preemptions(shares: Sequence[Share]) -> Preemptions:
             dollars += hours * hour
         if attempt is None:
             continue
+        if attempt.end and attempt.steps > 0:
+            worked = (attempt.end - attempt.start).total_seconds() / 3600
+            made.append(_Made(attempt.from_step, attempt.step, worked / attempt.steps, hour))
+        hours, amount = _undone(made, attempt.step - attempt.lost)
         interrupted = attempt.reason in INFRASTRUCTURE_REASONS
         if not interrupted:
             continue
         count += 1
         steps_lost += attempt.lost
-        if attempt.lost and attempt.end:
-            worked = (attempt.end - attempt.start).total_seconds() / 3600
-            hours = worked * attempt.lost / attempt.steps
-            lost_hours += hours
-            dollars += hours * hour
+        lost_hours += hours
+        dollars += amount
     return Preemptions(count, steps_lost, lost_hours, boot_hours, dollars)
 
 

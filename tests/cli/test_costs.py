@@ -232,6 +232,27 @@ def test_a_table_equals_what_is_computed_by_hand(world):
     assert found.on_demand == pytest.approx((2.0, 0.245832), rel=1e-6)
 
 
+@pytest.mark.parametrize(("steps", "lost", "hours"), [(0, 50, 0.5), (10, 60, 1.5)])
+def test_a_checkpoint_that_is_given_up_costs_the_steps_of_earlier_attempts(
+    world, steps, lost, hours
+):
+    """The second attempt's checkpoint is damaged, so the third resumes before it."""
+    world.boot(1, 0)
+    world.attempt(1, 0)
+    world.end(1, 3600, Reason.PREEMPTED, step=100)
+    world.boot(2, 4000)
+    world.attempt(2, 4000, step=100)
+    world.end(2, 7600, Reason.PREEMPTED, step=100 + steps)
+    world.boot(3, 8000)
+    world.attempt(3, 8000, step=50)
+    world.end(3, 11_600, Reason.DONE, step=200)
+    world.head(3, State.DONE, step=200)
+    found = world.count(90_000).preemptions
+    assert (found.count, found.steps_lost) == (2, lost)
+    assert found.lost_hours == pytest.approx(hours)
+    assert found.dollars == pytest.approx(hours * RATE)
+
+
 def test_what_preemptions_cost_is_shown(world, capsys):
     preempted(world)
     found = world.count(9000)
