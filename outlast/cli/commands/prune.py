@@ -71,7 +71,9 @@ def prune(
     if not yes and not confirmed(f"Delete these {len(found.items)}? They cannot be restored."):
         sys.exit(code)
     # A run that began meanwhile may need some of it.
-    failed = delete.delete(select.both(found, select.plan(rule)))
+    again = select.plan(rule)
+    failed = [one for one in again.unread if one not in found.unread]
+    failed += delete.delete(select.both(found, again))
     for sentence in failed:
         say(f"not deleted: {sentence}", err=True)
     sys.exit(1 if failed else code)

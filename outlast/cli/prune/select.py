@@ -21,7 +21,7 @@ from outlast.bucket import inventory, pruning
 from outlast.bucket.inventory import BUNDLES, ENVIRONMENTS, Kept, KeptRun
 from outlast.bucket.layout import AttemptStart
 from outlast.bucket.records import read_record
-from outlast.bucket.store import Damaged, Object, Store, StoreError
+from outlast.bucket.store import Damaged, NotFound, Object, Store, StoreError
 from outlast.bucket.transfer import in_parallel, small_reads
 from outlast.cli import engine, experiments
 from outlast.cli.audit import owners
@@ -132,6 +132,7 @@ def plan(rule: Rule) -> Plan:
     buckets = experiments.known_buckets()
     known = owners.read()
     unread: list[str] = []
+    unknown: list[str] = []
     found: list[_Bucket] = []
     for name, stack in buckets.items():
         try:
@@ -139,7 +140,9 @@ def plan(rule: Rule) -> Plan:
             found.append(_Bucket(name, store, inventory.read(store), store.now()))
         except (StoreError, OperateError) as error:
             unread.append(about(f"gs://{name}", error))
-    chooser = _Chooser(rule, labels.sanitise(engine.project_name()), known)
+            if not isinstance(error, NotFound):
+                unknown.append(f"gs://{name} cannot be read, and an open run there may need it")
+    chooser = _Chooser(rule, labels.sanitise(engine.project_name()), known, unknown=unknown)
     for bucket in found:
         chooser.note_needs(bucket)
     items = [item for bucket in found for item in chooser.items(bucket)]
@@ -198,7 +201,7 @@ class _Chooser:
     named: set[str] = field(default_factory=set)
     """The paths in buckets that open runs and stacks name."""
     unknown: list[str] = field(default_factory=list)
-    """Open runs that may need any other run."""
+    """Open runs and unread buckets that may need any other run."""
     left: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -172,6 +172,48 @@ def test_what_an_open_run_names_stays(world: World, spec: dict[str, Any]) -> Non
     assert "what it needs cannot be read" in chosen(world).left[0]
 
 
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_what_an_open_run_in_an_unread_bucket_may_name_stays(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_missing: bool
+) -> None:
+    """A bucket that does not exist has no run."""
+    world.run("a", "0done", State.DONE)
+    world.now += 40 * DAY
+    error: StoreError = NotFound("no such bucket") if is_missing else StoreError("no answer")
+
+    def opened(name: str, stack: str) -> Store:
+        if name != "runs":
+            raise error
+        return world.store
+
+    monkeypatch.setattr(experiments, "buckets", lambda: {"other": "", "runs": ""})
+    monkeypatch.setattr(experiments, "open_bucket", opened)
+    plan = chosen(world)
+    assert plan.unread == (f"gs://other: {error}",)
+    assert urls(plan) == (["run /a/0done/"] if is_missing else [])
+    why = f"{HOME}/a/0done/: gs://other cannot be read, and an open run there may need it"
+    assert plan.left == (() if is_missing else (why,))
+
+
+def test_a_bucket_that_cannot_be_read_at_the_second_look_is_an_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = world.run("a", "0done", State.DONE)
+    world.now += 40 * DAY
+    opened = iter([world.store])
+
+    def open_bucket(*_: str) -> Store:
+        try:
+            return next(opened)
+        except StopIteration:
+            raise StoreError("no answer") from None
+
+    monkeypatch.setattr(experiments, "open_bucket", open_bucket)
+    found = CliRunner().invoke(cli, ["prune", "--yes"])
+    assert found.exit_code == 1 and "not deleted: gs://runs: no answer" in found.output
+    assert world.store.stat(done.head)
+
+
 def test_the_run_of_a_stack_that_is_up_stays(world: World) -> None:
     run = world.run("a", "0done", State.DONE)
     world.up("organization/mine/a", run)
