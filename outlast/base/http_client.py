@@ -76,7 +76,9 @@ def ask(
     """The answer to one request. Raises RequestFailed, whose text begins with ``what``.
 
     ``body`` is sent as JSON, or as it is if it is bytes; None sends none. With ``direct`` a proxy
-    that the environment names is not used: for addresses of this machine, or of its host.
+    that the environment names is not used: for addresses of this machine, or of its host. Only a
+    GET without credentials follows a redirect: urllib would send a POST again as a GET without its
+    body, and credentials to another host.
     """
     # Here, as most commands send no request and should start fast.
     import http.client
@@ -85,15 +87,22 @@ def ask(
 
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     sent = {**({} if body is None else _JSON), **(headers or {})}
+    follows = method == "GET" and "Authorization" not in sent
+
+    class Redirects(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, *answer: Any) -> urllib.request.Request | None:
+            return super().redirect_request(*answer) if follows else None
+
     proxies = [urllib.request.ProxyHandler({})] if direct else []
     try:
         request = urllib.request.Request(url, data=data, headers=sent, method=method)
-        opener = urllib.request.build_opener(*proxies)
+        opener = urllib.request.build_opener(Redirects, *proxies)
         with opener.open(request, timeout=timeout_sec) as answer:
             return Answer(what, answer.headers, answer.read())
     except urllib.error.HTTPError as error:
         with error:
-            words = _words(error)
+            is_redirect = 300 <= error.code < 400
+            words = "redirects, which is not followed" if is_redirect else _words(error)
         raise RequestFailed(error.code, f"{what}: {error.code} {words}".rstrip(), words) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         why = str(error) or type(error).__name__

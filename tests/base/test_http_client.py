@@ -16,7 +16,7 @@ class Server:
     """Answers each request with what the test says."""
 
     def __init__(self) -> None:
-        self.status, self.body = 200, b"{}"
+        self.status, self.body, self.location = 200, b"{}", ""
         self.asked: list[tuple[str, str, bytes, str | None]] = []
         server = self
 
@@ -25,8 +25,11 @@ class Server:
                 sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 kind = self.headers.get("Content-Type")
                 server.asked.append((self.command, self.path, sent, kind))
-                self.send_response(server.status)
+                is_moved = bool(server.location) and self.path != server.location
+                self.send_response(server.status if is_moved or not server.location else 200)
                 self.send_header("X-Named", "yes")
+                if is_moved:
+                    self.send_header("Location", server.location)
                 self.end_headers()
                 self.wfile.write(server.body)
 
@@ -101,6 +104,19 @@ def test_an_answer_of_another_form_is_rejected(server: Server, body: bytes, why:
     server.body = body
     error = failure(server.url)
     assert f"thing: the answer {why}" in str(error) and error.trouble is Trouble.SILENT
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_only_a_get_without_credentials_follows_a_redirect(server: Server, status: int):
+    """A webhook's message would be sent as a GET without a body, and count as delivered."""
+    server.status, server.location = status, "/there"
+    assert ask(f"{server.url}/here", what="thing").object() == {}
+    assert [path for _, path, *_ in server.asked] == ["/here", "/there"]
+    for how in ({"method": "POST", "body": b"{}"}, {"headers": {"Authorization": "Bearer x"}}):
+        server.asked.clear()
+        found = failure(f"{server.url}/here", **how)
+        assert str(found) == f"thing: {status} redirects, which is not followed"
+        assert found.trouble is None and len(server.asked) == 1
 
 
 def test_an_empty_answer_is_an_empty_object(server: Server):
