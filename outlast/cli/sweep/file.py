@@ -112,8 +112,12 @@ def _refuse_twice(where: str, node: Any) -> None:
     import yaml
 
     waiting = [node]
+    met: set[int] = set()
     while waiting:
         one = waiting.pop()
+        if id(one) in met:  # An alias, perhaps of something that it is in.
+            continue
+        met.add(id(one))
         if isinstance(one, yaml.SequenceNode):
             waiting += one.value
         if not isinstance(one, yaml.MappingNode):
@@ -142,7 +146,7 @@ def short(grids: Sequence[str], base: str, *, where: str = "--grid", **others: A
             raise UsageError(f"{where} {text}: {name} is there twice; give all its values at once.")
         try:
             parameters[name] = [yaml.safe_load(one) for one in values.split(",")]
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):  # the latter for a date that does not exist
             raise UsageError(f"{where} {text}: a value is not a number or a text.") from None
     document = {"base": base, "parameters": parameters, **others}
     return parse(document, where, name=base)
@@ -256,11 +260,7 @@ def _range(field: str, value: Mapping[str, Any]) -> Range:
             continue
         if given is None:
             raise UsageError(f"{field}.{key}: is missing; a range has min and max.")
-        if (
-            isinstance(given, bool)
-            or not isinstance(given, int | float)
-            or not math.isfinite(given)
-        ):
+        if not _is_finite(given):
             raise UsageError(f"{field}.{key} {_shown(given)}: must be a finite number.")
         numbers[key] = given
     least, most, step = numbers["min"], numbers["max"], numbers.get("step")
@@ -280,6 +280,14 @@ def _range(field: str, value: Mapping[str, Any]) -> Range:
     if step is not None and not 0 < step <= most - least:
         raise UsageError(f"{field}.step {step}: must be above 0 and at most max - min.")
     return Range(least, most, step, log)
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it is a number, and not beyond all floats."""
+    try:
+        return type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _number(value: Any) -> Any:

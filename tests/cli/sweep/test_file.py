@@ -92,6 +92,7 @@ def test_the_short_form_is_the_same_sweep() -> None:
         ),
         ({"parameters": {"lr": {**RATE, "log": 1}}}, "parameters.lr.log 1: must be true or false"),
         ({"parameters": {"lr": {"min": "a", "max": 1}}}, "parameters.lr.min 'a': must be a finite"),
+        ({"parameters": {"lr": {"min": 0, "max": 10**400}}}, "lr.max 10000"),
         ({"parameters": {"lr": 3}}, "parameters.lr 3: must be a list of values, or a range"),
         ({"parameters": {"lr": [[1]]}}, "parameters.lr [1]: must be a finite number, a text"),
         ({"parameters": {"lr": [float("nan")]}}, "parameters.lr nan: must be a finite number"),
@@ -145,6 +146,7 @@ def test_a_missing_base() -> None:
         ("base: dev\nbase: other\n", "base: is there twice, in line 2 too"),
         ("parameters:\n  a: [1]\n  a: [2]\n", "a: is there twice, in line 3 too"),
         ("base: [dev\n", "is not YAML ("),
+        ("base: dev\nparameters: &all\n  a: *all\n", "parameters.a.a: is not known"),
         ("- base\n", "must be a mapping with base and parameters, found list"),
         ("", "must be a mapping with base and parameters, found NoneType"),
     ],
@@ -162,7 +164,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         file.read(tmp_path / "lr.yaml")
 
 
-@pytest.mark.parametrize("text", ["learning-rate", "learning-rate=", "=1"])
+@pytest.mark.parametrize("text", ["learning-rate", "learning-rate=", "=1", "a=2026-13-45"])
 def test_mistakes_of_the_short_form(text: str) -> None:
     with pytest.raises(UsageError):
         file.short([text], "dev")
