@@ -2,6 +2,7 @@
 gives the result.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,9 +51,12 @@ def ask(prepared: Prepared, objects: SweepObjects, parameters: Any) -> Asked:
         if spaces and name not in spaces:
             hint = did_you_mean(name, spaces, f"they are {', '.join(spaces)}.")
             raise UsageError(f"--params {name}: is not a parameter of the sweep; {hint}")
-        if not isinstance(value, bool | int | float | str):
+        if not isinstance(value, bool | int | float | str) or (
+            isinstance(value, float) and not math.isfinite(value)
+        ):
             raise UsageError(
-                f"--params {name} {str(value)[:80]}: must be a number, a text, true or false."
+                f"--params {name} {str(value)[:80]}: must be a finite number, a text, true or"
+                " false."
             )
     sweep = prepared.sweep.name
     with reading(f"sweep {sweep}"):

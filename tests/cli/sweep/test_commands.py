@@ -141,6 +141,8 @@ def test_another_optimiser_asks_and_is_answered(world: World) -> None:
         call("ask", path, "--params", "{")
     with pytest.raises(UsageError, match="must be a JSON object"):
         call("ask", path, "--params", "[1]")
+    with pytest.raises(UsageError, match="learning-rate nan: must be a finite number"):
+        call("ask", path, "--params", '{"learning-rate": NaN}')
     assert printed("up", path)["done"] == []
     first = printed("ask", path, "--params", '{"learning-rate": 0.5}')
     assert first["new"] and not printed("ask", path, "--params", '{"learning-rate": 0.5}')["new"]
