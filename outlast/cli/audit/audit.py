@@ -196,8 +196,11 @@ class _Auditor:
     kept: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
-    owners: Mapping[tuple[str, str], Owner] = field(default_factory=dict)
-    """The backend's stacks, by the labels of project and stack."""
+    owners: Sequence[Owner] = ()
+    """The backend's stacks."""
+    by_labels: Mapping[tuple[str, str], Owner] = field(default_factory=dict)
+    """The same by the labels of project and stack; of several organizations' stacks with the same
+    labels, one that is being brought up."""
     owned: frozenset[str] = frozenset()
     """What they own of the Google project."""
     buckets: Mapping[str, _Bucket] = field(default_factory=dict)
@@ -215,10 +218,12 @@ class _Auditor:
         principals = self._tried(finder.principals, "service accounts, roles")
         bodies = self._bucket_bodies()
         # Read last: see the top of this file.
-        self.owners = {(one.project, one.stack): one for one in owners.read()}
+        self.owners = owners.read()
+        ordered = sorted(self.owners, key=lambda one: (one.busy, one.bakes))
+        self.by_labels = {(one.project, one.stack): one for one in ordered}
         self.owned = frozenset(
             path
-            for one in self.owners.values()
+            for one in self.owners
             for cloud, path in one.paths
             if cloud == self.project
         )
@@ -254,7 +259,7 @@ class _Auditor:
         if project != self.own:
             self.others[project] += 1
             return None
-        owner = self.owners.get((project, stack))
+        owner = self.by_labels.get((project, stack))
         if one.path in self.owned or one.is_attached:
             return None
         if one.kind == "VM" and (group := _group_of(one.body)) in self.owned:
@@ -359,7 +364,7 @@ class _Auditor:
         """These, those of stacks and settings, and those that VMs name."""
         here = (one for one in experiments.settings() if one.project == self.project)
         names = {*bodies, *(one.bucket for one in here)}
-        names |= {one.bucket for one in self.owners.values() if one.cloud == self.project}
+        names |= {one.bucket for one in self.owners if one.cloud == self.project}
         for one in found:
             items = (one.body.get("metadata") or {}).get("items") or ()
             names |= {str(i.get("value")) for i in items if i.get("key") == "outlast-bucket"}
@@ -375,7 +380,7 @@ class _Auditor:
                 self.unread.append(about(f"gs://{name}", error))
 
     def _of_buckets(self) -> Iterator[Finding]:
-        homes = {_home(one) for one in self.owners.values()}
+        homes = {_home(one) for one in self.owners}
         for bucket in self.buckets.values():
             if bucket.is_empty and bucket.body and (finding := self._empty(bucket)):
                 yield finding
@@ -419,7 +424,7 @@ class _Auditor:
             )
 
     def _empty(self, bucket: _Bucket) -> Finding | None:
-        if any(one.bucket == bucket.name for one in self.owners.values()):
+        if any(one.bucket == bucket.name for one in self.owners):
             return None
         if self._is_young(datetime.fromisoformat(str(bucket.body["timeCreated"]))):
             self.waiting.append(f"bucket {bucket.name}: is younger than --min-age")

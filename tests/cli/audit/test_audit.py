@@ -206,6 +206,16 @@ def test_leaks_of_every_kind_are_found_beside_a_live_stack_and_removed(
     assert vms(cloud, "live-g") and not vms(cloud, "gone-g")
 
 
+def test_a_stack_of_the_same_name_in_another_organization_hides_none(
+    cloud: LocalCloud, backend: Backend
+) -> None:
+    wanted = live_and_leaked(cloud, backend)
+    other = [f"zones/{ZONE}/disks/other"]
+    for name in ("acme/outlast/live", "Acme/outlast/Live"):
+        backend.add(name, other, bucket="other", prefix="experiments/live")
+    assert said(found()) == wanted
+
+
 def test_what_an_up_may_be_creating_is_neither_named_nor_removed(
     cloud: LocalCloud, backend: Backend
 ) -> None:
