@@ -12,6 +12,7 @@ Rows hold no times. Between an attempt's start and its end, they are spread even
 """
 
 import bisect
+import math
 import os
 import secrets
 import struct
@@ -121,7 +122,8 @@ def scalars(row: dict[str, Any]) -> dict[str, float]:
     """The numbers of a row by their names."""
     found = {}
     for name, given in row.items():
-        value = numbers.from_json(given)
+        # A row has null for a number that is not finite (outlast/loop/rows.py).
+        value = math.nan if given is None else numbers.from_json(given)
         if name != "step" and type(value) in (int, float):
             found[one_line(name)] = value
     return found

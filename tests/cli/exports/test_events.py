@@ -112,6 +112,7 @@ def test_each_part_has_its_own_folder_and_steps(tmp_path: Path) -> None:
         (2, {"step": 1, "loss": 2.0, "part": "b"}),
         (3, {"step": 2, "loss": "NaN", "part": "a"}),
         (4, {"step": 3, "loss": 1e300, "part": "a", "note": "text", "flag": True}),
+        (5, {"step": 4, "loss": None, "part": "a"}),
     ]
     run = Planted().whole()
     book = history.read(run.store, run.layout)
@@ -119,8 +120,9 @@ def test_each_part_has_its_own_folder_and_steps(tmp_path: Path) -> None:
     names = events.write(tmp_path, rows, book)
     assert names == [f"tensorboard/{part}/{events.FILE}" for part in "ab"]
     _, *a = read(tmp_path / names[0])
-    assert [step for _, step, _ in a] == [1, 2, 3]
+    assert [step for _, step, _ in a] == [1, 2, 3, 4]
     assert math.isnan(a[1][2]["loss"]) and a[2][2] == {"loss": math.inf}
+    assert math.isnan(a[3][2]["loss"])
 
 
 @pytest.mark.parametrize("part", ["../../evil", "/evil", 5, {"a": 1}])
