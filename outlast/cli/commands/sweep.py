@@ -215,17 +215,21 @@ def show_leaderboard(
 def fetch(where: str, best: bool, into: Path, as_json: bool) -> None:
     """Fetch the results of the trials that are done into results/TRIAL/RUN.
 
+    Exit code 1: a trial could not be read or fetched.
+
     \b
     outlast sweep fetch lr --best
     """
     from outlast.base.exits import State
     from outlast.cli import fetch as fetching
     from outlast.cli.errors import OperateError, reading
+    from outlast.cli.show.console import show_unread
     from outlast.cli.sweep import finding, leaderboard, states
 
     objects = finding.found(where)
     state = finding.state_of(objects)
     runs = [one.record.run for one in state.current if one.state == State.DONE]
+    unread = [f"trial {one.record.run}: {one.why}" for one in state.current if one.why]
     if best:
         with reading(f"sweep {objects.name}"):
             board = leaderboard.of(objects, state)
@@ -238,7 +242,11 @@ def fetch(where: str, best: bool, into: Path, as_json: bool) -> None:
             raise OperateError(f"sweep {objects.name}: no trial has a value of its metric yet.")
         runs = [first.trial.record.run]
     if not runs:
-        raise OperateError(f"sweep {objects.name}: no trial is done yet.")
+        raise OperateError(
+            "; ".join([f"sweep {objects.name}: no trial is known to be done", *unread])
+            if unread
+            else f"sweep {objects.name}: no trial is done yet."
+        )
     found = []
     for run in runs:
         one = fetching.fetch(states.place_of(objects, run), into)
@@ -247,6 +255,8 @@ def fetch(where: str, best: bool, into: Path, as_json: bool) -> None:
             say(str(one.path))
     if as_json:
         say_json(found)
+    show_unread(unread)
+    sys.exit(1 if unread else 0)
 
 
 @sweep.command(context_settings=HELP)

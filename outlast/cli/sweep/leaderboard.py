@@ -102,7 +102,7 @@ class Leaderboard:
     dollars: float
     """What all trials have cost so far."""
     is_lower_bound: bool
-    """Whether a part of that has no known price."""
+    """Whether a part of that has no known price, or cannot be read."""
     curves: Mapping[str, Curve] = field(default_factory=dict, repr=False)
     """By run: the metric's values, as `curves_of` reads them."""
 

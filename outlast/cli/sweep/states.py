@@ -40,7 +40,7 @@ class TrialState:
     """What its VMs have cost so far, as far as their prices are known."""
     hours: float = 0.0
     unknown: bool = False
-    """Whether a part of that has no known price."""
+    """Whether a part of that has no known price, or cannot be read."""
     why: str = ""
     """Why its records cannot be read."""
 
@@ -155,10 +155,9 @@ def _read(
     try:
         found = status.read(place)
         lives = costs.lives_of(place.store, place.layout, found.history)
-    except StoreError as error:
-        return TrialState(objects.name, record, up, None, why=about(place.name, error))
-    except OperateError as error:
-        return TrialState(objects.name, record, up, None, why=str(error))
+    except (StoreError, OperateError) as error:
+        why = str(error) if isinstance(error, OperateError) else about(place.name, error)
+        return TrialState(objects.name, record, up, None, unknown=True, why=why)
     return TrialState(
         objects.name,
         record,

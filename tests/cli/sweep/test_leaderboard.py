@@ -232,3 +232,8 @@ def test_a_run_that_cannot_be_read_is_named_and_not_started_again(world: World) 
     found = {one.state: one for one in states.read(world.objects).trials.values()}
     assert "outlast repair" in found["unread"].why
     assert not world.up(**ASKED).done
+    # What it has cost is not known, and there may be a result.
+    board_now = board(world)
+    assert board_now.is_lower_bound and board_now.unread == (f"trial {run}: {found['unread'].why}",)
+    done = CliRunner().invoke(cli, ["sweep", "fetch", "lr"])
+    assert "no trial is known to be done; trial" in str(done.exception)
