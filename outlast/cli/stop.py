@@ -116,8 +116,10 @@ def stop(
             why = _idle(deployed)
             if not why and clock() >= until:
                 how, why = How.TIMED_OUT, f"its VM did not end it within {limit_sec / 60:g} min"
+        # Its VM may have ended it since HEAD was read.
+        head = head if head.state.ended else head_file.read().head
     if head.state.ended:
-        how = How.CHECKPOINT
+        how, why = How.CHECKPOINT, ""
         _wait_for_record(deployed, head, clock)
     else:
         head = head_file.end_from_outside(State.STOPPED, Reason.STOPPED)

@@ -15,6 +15,7 @@ from outlast.bucket.layout import AttemptEnd, BootEnd, Layout
 from outlast.bucket.store import FolderStore, MemoryStore
 from outlast.cli import boots, logs, runs
 from outlast.cli.app import cli
+from outlast.cli.commands.logs import _Lines
 from outlast.cli.errors import OperateError, UsageError
 from outlast.cli.polling import Pauses
 from outlast.cli.runs import Place
@@ -55,6 +56,17 @@ def test_the_output_of_any_attempt_is_text_whatever_its_pieces(found: Place) -> 
     shown, _ = outlast("logs", "first", "--attempt", "1", "--json")
     first = [json.loads(line) for line in shown.splitlines()]
     assert first[0] == {"attempt": 1, "line": "one"} and len(first) == 4
+
+
+def test_of_a_progress_bar_only_its_last_state_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _Lines(as_json=False)
+    for number in range(1000):
+        lines.write(1, f"\r{number} of 1000")
+    assert lines._part == "999 of 1000"
+    for piece in ("\r", "\n", "next\r", "\rlast\r"):
+        lines.write(1, piece)
+    lines.close()
+    assert capsys.readouterr().out == "999 of 1000\nlast\n"
 
 
 def test_an_attempt_without_output_and_one_that_is_not_there(place: Place, found: Place) -> None:

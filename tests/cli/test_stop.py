@@ -14,7 +14,7 @@ from outlast.bucket.head import End, read_head
 from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import AttemptEnd, StopRequest
 from outlast.bucket.records import read_record
-from outlast.cli import stop
+from outlast.cli import status, stop
 from outlast.cli.app import cli
 from outlast.cli.errors import OperateError
 from outlast.cli.polling import Pauses
@@ -128,6 +128,24 @@ def test_a_vm_that_takes_too_long_is_not_waited_for() -> None:
     done = stopped(made, limit_sec=12.0)
     assert (done.how, done.lost) == (stop.How.TIMED_OUT, STEP - 9)
     assert done.why == "its VM did not end it within 0.2 min"
+
+
+def test_a_vm_that_ends_the_run_between_two_looks_took_its_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = at_work()
+    looks: list[object] = []
+    read = status.read
+
+    def looked(place: Any) -> Any:
+        looks.append(place)
+        if len(looks) == 2:  # HEAD was open a moment ago.
+            vm_ends(made)
+        return read(place)
+
+    monkeypatch.setattr(status, "read", looked)
+    done = stopped(made)
+    assert (done.how, done.why, done.lost) == (stop.How.CHECKPOINT, "", 0)
 
 
 def test_a_run_that_gets_done_meanwhile_is_not_called_stopped() -> None:

@@ -78,6 +78,8 @@ class _Lines:
         *whole, self._part = (self._part + text).split("\n")
         for line in whole:
             self._print(line)
+        # A progress bar may write no line's end for hours; what it has replaced is not kept.
+        self._part = self._part[self._part.rstrip("\r").rfind("\r") + 1 :]
 
     def close(self) -> None:
         """Prints a last line without its end."""
