@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from outlast.cli.commands.options import MINUTES_MAX
 from outlast.cli.commands.output import json_option, say_json
 from outlast.cli.documents.upkeep import Audit
 from outlast.cli.terminal import confirmed, say
@@ -19,7 +20,7 @@ from outlast.cli.terminal import confirmed, say
     default=60,
     show_default=True,
     metavar="MINUTES",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, MINUTES_MAX),
     help="Skip what is younger: an up with another backend may be creating it.",
 )
 @json_option(Audit)

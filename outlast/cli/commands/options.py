@@ -1,9 +1,23 @@
 """Options that several commands have."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import click
+
+
+MINUTES_MAX = 1_000_000
+
+
+class Amount(click.FloatRange):
+    """A finite number in a range; every comparison with NaN is false, also one with a limit."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return found
 
 
 def provider_option(function: Callable[..., Any]) -> Callable[..., Any]:

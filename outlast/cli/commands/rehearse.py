@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from outlast.base import exits
 from outlast.cli.commands.guests import guest_images, guest_options, guest_variables
-from outlast.cli.commands.options import provider_option
+from outlast.cli.commands.options import Amount, provider_option
 from outlast.cli.commands.output import json_option, say_json
 from outlast.cli.documents.rehearsals import OnGoogle, Rehearsal
 
@@ -41,7 +41,7 @@ ON_GOOGLE = ("project", "zone", "image", "max_cost", "probes_only", "clean_up")
 @click.option(
     "--max-cost",
     metavar="DOLLARS",
-    type=click.FloatRange(min=0),
+    type=Amount(min=0),
     help="On Google: refuse if it could cost more; default 0.50.",
 )
 @click.option("--probes-only", is_flag=True, help="On Google: ask the probes, and train nothing.")

@@ -5,6 +5,7 @@ import sys
 import click
 
 from outlast.base import exits
+from outlast.cli.commands.options import MINUTES_MAX, Amount
 from outlast.cli.commands.output import json_option, say_json
 from outlast.cli.documents.changes import Stopped
 from outlast.cli.terminal import say
@@ -14,7 +15,7 @@ from outlast.cli.terminal import say
 @click.argument("experiment")
 @click.option(
     "--timeout-minutes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Amount(0, MINUTES_MAX, min_open=True),
     default=10.0,
     show_default=True,
     help="How long the VM has for the checkpoint; after that, the run is ended without one.",

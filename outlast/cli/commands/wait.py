@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from outlast.cli.commands.options import notify_option
+from outlast.cli.commands.options import MINUTES_MAX, Amount, notify_option
 from outlast.cli.commands.output import Form, json_option, say_json
 from outlast.cli.documents.runs import Line
 from outlast.cli.terminal import say
@@ -14,7 +14,7 @@ from outlast.cli.terminal import say
 @click.argument("experiments", nargs=-1, required=True, metavar="EXPERIMENT...")
 @click.option(
     "--timeout-minutes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Amount(0, MINUTES_MAX, min_open=True),
     help="Give up after this time.",
 )
 @json_option(Line, form=Form.LIST, help="Print how they ended as JSON.")

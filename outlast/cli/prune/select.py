@@ -113,7 +113,10 @@ def age_of(text: str) -> timedelta:
     match = _AGE.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"--older-than {text!r}: must be a number with m, h, d or w, such as 30d.")
-    return timedelta(**{_UNITS[match["unit"]]: int(match["number"])})
+    try:
+        return timedelta(**{_UNITS[match["unit"]]: int(match["number"])})
+    except (ValueError, OverflowError):  # more digits or days than Python takes
+        raise UsageError(f"--older-than {text[:80]!r}: must be at most 1000000d.") from None
 
 
 def states_of(text: str) -> frozenset[str]:

@@ -326,6 +326,8 @@ def test_a_run_that_was_resumed_meanwhile_stays(world: World) -> None:
     ("call", "sentence"),
     [
         (lambda: select.age_of("30"), "--older-than '30': must be a number with m, h, d or w"),
+        (lambda: select.age_of("9" * 12 + "d"), "--older-than '999999999999d': must be at most"),
+        (lambda: select.age_of("9" * 9000 + "m"), "must be at most"),
         (lambda: select.states_of("open"), "--state 'open': must be done, failed, stopped, pruned"),
     ],
 )
