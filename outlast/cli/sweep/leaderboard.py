@@ -11,7 +11,7 @@ from typing import Any
 from outlast.base import numbers
 from outlast.base.codec import canonical_json
 from outlast.bucket.head import HeadError, read_head
-from outlast.bucket.rows import read_rows
+from outlast.bucket.rows import iter_rows
 from outlast.bucket.standing import Standing
 from outlast.bucket.store import StoreError
 from outlast.bucket.sweeps import SweepObjects
@@ -20,6 +20,7 @@ from outlast.cli.errors import UsageError, about
 from outlast.cli.sweep import file, states
 from outlast.cli.sweep.states import SweepState, TrialState
 from outlast.cli.sweep.trials import SEED
+from outlast.protocol import own_row
 
 Curve = Sequence[tuple[int, float]]
 """A metric by step, rising."""
@@ -193,17 +194,18 @@ def curves_of(
 
     def read(run: str) -> Curve | str:
         place = states.place_of(objects, run)
+        found: dict[int, float] = {}
         try:
-            rows = read_rows(
-                objects.store, place.layout, read_head(objects.store, place.layout).head
-            )
+            head = read_head(objects.store, place.layout).head
+            for row in iter_rows(objects.store, place.layout, head):
+                own = own_row(row)
+                # A run without parts may have a metric of that name.
+                part = f"{own['part']}/" if own.get("part") != row.get("part") else ""
+                value = _number(own, metric.removeprefix(part))
+                if value is not None and metric.startswith(part):
+                    found[own["step"]] = value
         except (HeadError, StoreError) as error:
             return f"its rows cannot be read ({about(place.name, error)})"
-        found: dict[int, float] = {}
-        for row in rows:
-            value = _cell(row, metric)
-            if value is not None:
-                found[int(row["step"])] = value
         return sorted(found.items())
 
     runs = [one.record.run for one in trials if one.status and one.status.history]
@@ -213,12 +215,8 @@ def curves_of(
     return {run: [] if isinstance(one, str) else one for run, one in found.items()}, unread
 
 
-def _cell(row: Mapping[str, Any], metric: str) -> float | None:
-    """The metric of a row, `PART/METRIC` in a run with parts; None if the row has no number of it.
-    A row has null for a number that is not finite.
-    """
-    part, slash, name = metric.rpartition("/")
-    name = name if slash and row.get("part") == part else metric
+def _number(row: Mapping[str, Any], name: str) -> float | None:
+    """A number of a row, which has null for one that is not finite; None if it has none."""
     if name not in row:
         return None
     value = math.nan if row[name] is None else numbers.from_json(row[name])

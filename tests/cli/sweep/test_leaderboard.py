@@ -180,6 +180,23 @@ def test_trials_of_an_earlier_file_are_shown_on_request(world: World) -> None:
     assert len(board(world, every=True).lines) == 3
 
 
+@pytest.mark.parametrize(("metric", "last"), [("b/val/acc", 0.7), ("a/val/acc", 0.2)])
+def test_the_metric_of_a_part_is_found_as_at_a_rung(
+    world: World, metric: str, last: float
+) -> None:
+    """Its name may have a slash, and its steps are the part's."""
+    up(world, {}, metric=metric)
+    rows = {
+        10: {"part": ["a", 0], "val/acc": 0.2},
+        11: {"part": ["b", 10], "val/acc": 0.6},
+        12: {"part": ["b", 10], "val/acc": 0.7},
+    }
+    world.trains(world.run_of(learning_rate=0.1), State.DONE, rows=rows)
+    line = board(world).lines[0]
+    assert (line.value, line.step) == (last, 10 if metric[0] == "a" else 2)
+    assert board(world, metric="val/acc", goal="max").best is None
+
+
 def test_trials_of_earlier_code_are_no_seeds_of_the_current_ones(world: World) -> None:
     """They may have the same parameters, and the same seed."""
     asked: dict[str, Any] = {**ASKED, "parameters": {"learning-rate": [0.1], "seed": [1, 2]}}
