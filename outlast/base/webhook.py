@@ -6,6 +6,7 @@ send those that no VM can send.
 
 import hashlib
 import hmac
+import html
 import ipaddress
 import json
 import time
@@ -98,9 +99,12 @@ class Announcement:
         return f"{self.experiment}: run {self.run}{of} {how}{why} at step {self.step}{said}"
 
     def body(self, now: datetime) -> dict[str, Any]:
-        """The message. Slack and its likes read `text` alone."""
+        """The message. Slack and its likes read `text` alone, in which `<!channel>` calls everybody
+        and `<address|words>` is a link, unless it is escaped (api.slack.com, "Formatting text for
+        app surfaces", read on 2026-11-30); a run's message may have any words.
+        """
         return {
-            "text": self.text,
+            "text": html.escape(self.text, quote=False),
             "version": VERSION,
             "id": self.id,
             "event": self.event.value,
@@ -120,7 +124,7 @@ class Announcement:
 
     def console_line(self, now: datetime) -> str:
         """One line of JSON for the serial port, whose first key finds it."""
-        body = self.body(now)
+        body = {**self.body(now), "text": self.text}
         return json.dumps({"outlastEvent": body.pop("event"), **body}, separators=(",", ":"))
 
 

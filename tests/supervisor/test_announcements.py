@@ -273,6 +273,17 @@ def test_a_message_has_the_documented_keys() -> None:
         assert f"`{event}`" in page, event
 
 
+def test_a_runs_message_calls_nobody_and_makes_no_link_in_a_chat() -> None:
+    said = "<!channel> <https://evil.example|log in> & \"more\""
+    found = replace(ANNOUNCED, message=said)
+    body = found.body(SPEC.deadline)
+    assert body["text"].endswith(
+        ': &lt;!channel&gt; &lt;https://evil.example|log in&gt; &amp; "more"'
+    )
+    assert body["message"] == said
+    assert json.loads(found.console_line(SPEC.deadline))["text"].endswith(said)
+
+
 @pytest.mark.parametrize(
     ("url", "good"),
     [
