@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 
-from outlast.bucket.head import Head, HeadError, HeadLost, read_head
+from outlast.bucket.head import Head, HeadError, HeadLost, HeadMoved, Phase, read_head
 from outlast.bucket.layout import EXPERIMENT_PATTERN, Layout
 from outlast.bucket.standing import is_expired
 from outlast.bucket.store import Object, Store, StoreError
@@ -39,11 +39,13 @@ class KeptRun:
     """Why HEAD cannot be read; empty if there is none."""
     pruning: Object | None = None
     """Its mark, if a prune of it was interrupted."""
+    is_left: bool = False
+    """Whether it was handed over into another bucket: this copy is never continued."""
 
     def is_open(self, now: datetime) -> bool:
         """Whether a VM may still continue it; an unreadable HEAD counts as open."""
         if self.head is None:
-            return bool(self.why)
+            return bool(self.why) and not self.is_left
         return not self.head.state.ended and not is_expired(self.head, now)
 
 
@@ -112,7 +114,7 @@ def _note(seen: dict[Layout, _Seen], layout: Layout, one: Object) -> None:
 
 
 def _run(store: Store, layout: Layout, seen: _Seen) -> KeptRun:
-    head, why = None, ""
+    head, why, is_left = None, "", False
     if seen.head is not None:
         try:
             head = read_head(store, layout).head
@@ -120,7 +122,10 @@ def _run(store: Store, layout: Layout, seen: _Seen) -> KeptRun:
             pass  # Deleted since.
         except (HeadError, StoreError) as error:
             why = str(error)
+            move = error.found.head.move if isinstance(error, HeadMoved) else None
+            is_left = move is not None and move.phase is Phase.LEFT
     assert seen.changed is not None
     return KeptRun(
         *(layout, seen.size, seen.checkpoints, seen.changed, head, seen.head, why, seen.pruning),
+        is_left=is_left,
     )

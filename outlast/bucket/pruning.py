@@ -42,12 +42,12 @@ def delete_run(store: Store, layout: Layout, head: Head | None, generation: int)
 
 
 def owner_of(store: Store, mark: Object) -> str:
-    """The owner of a run whose deletion was interrupted; empty if the mark does not say it. Raises
-    StoreError."""
+    """The owner of a run whose deletion was interrupted; empty if the mark does not say it, or is
+    gone. Raises StoreError."""
     try:
         found = json.loads(store.get(mark.path)[0])
         return str(found.get("owner", ""))
-    except (ValueError, AttributeError):
+    except (NotFound, ValueError, AttributeError):
         return ""
 
 

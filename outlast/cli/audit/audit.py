@@ -327,9 +327,10 @@ class _Auditor:
         try:
             head, written = read_head(bucket.store, layout)
             keep = timedelta(seconds=Timeouts.parse(items.get("outlast-timeouts") or "{}").keep)
-        except (HeadError, StoreError, BadSpec):
+            resume = int(items.get("outlast-resume") or 0)
+        except (HeadError, StoreError, BadSpec, ValueError):
             return None  # Its run has not begun, or outlast status says what is wrong with it.
-        why = _end_of(head, written, int(items.get("outlast-resume") or 0), self.now)
+        why = _end_of(head, written, resume, self.now)
         since = written.updated if head.state.ended else head.deadline
         if not why or self.now - since < self.min_age + keep:
             return None

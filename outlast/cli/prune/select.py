@@ -157,6 +157,7 @@ def plan(rule: Rule) -> Plan:
                 f"experiment {missing[0]!r}: no bucket of this project has it;"
                 f" {did_you_mean(missing[0], there, listed)}"
             )
+    unread += chooser.unread
     return Plan(tuple(items), tuple(dict.fromkeys(chooser.left)), tuple(unread))
 
 
@@ -206,6 +207,7 @@ class _Chooser:
     unknown: list[str] = field(default_factory=list)
     """Open runs and unread buckets that may need any other run."""
     left: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for one in self.owners:
@@ -273,7 +275,12 @@ class _Chooser:
             self.left.append(run.why)
         if run.why or run.pruning is None:
             return None
-        if not self._is_own(pruning.owner_of(bucket.store, run.pruning)):
+        try:
+            owner = pruning.owner_of(bucket.store, run.pruning)
+        except StoreError as error:
+            self.unread.append(f"{url}: {error}")
+            return None
+        if not self._is_own(owner):
             return None
         delete = partial(pruning.delete_run, bucket.store, run.layout, None, 0)
         why = "an earlier prune of it was interrupted"

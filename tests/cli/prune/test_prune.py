@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from outlast.base.exits import Reason, State
 from outlast.bucket import pruning
-from outlast.bucket.head import Checkpoint, End, Head, Wheels, read_head
+from outlast.bucket.head import Checkpoint, End, Head, Move, Phase, Wheels, read_head
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import MemoryStore, NotFound, Operation, Store, StoreError, open_store
 from outlast.cli import engine, experiments
@@ -172,6 +172,23 @@ def test_what_an_open_run_names_stays(world: World, spec: dict[str, Any]) -> Non
     assert "what it needs cannot be read" in chosen(world).left[0]
 
 
+@pytest.mark.parametrize("phase", Phase)
+def test_a_run_that_was_handed_over_needs_nothing_in_its_old_bucket(
+    world: World, phase: Phase
+) -> None:
+    world.run("a", "0done", State.DONE)
+    moved = world.run("b", "1open", State.OPEN)
+    head = replace(read_head(world.store, moved).head, move=Move("gs://new", phase))
+    world.store.put(moved.head, head.to_json())
+    world.now += 40 * DAY
+    plan = chosen(world)
+    is_left = phase is Phase.LEFT
+    assert urls(plan) == (["run /a/0done/"] if is_left else [])
+    assert any("handed over" in one for one in plan.left)
+    assert not is_left or not delete.delete(plan.items)
+    assert world.store.stat(moved.head)
+
+
 @pytest.mark.parametrize("is_missing", [False, True])
 def test_what_an_open_run_in_an_unread_bucket_may_name_stays(
     world: World, monkeypatch: pytest.MonkeyPatch, is_missing: bool
@@ -305,6 +322,28 @@ def test_an_interrupted_prune_is_finished_by_the_next(world: World, at: str) -> 
     assert urls(plan) == ["run /a/0done/"]
     assert delete.delete(plan.items) == []
     assert paths(world, done) == []
+
+
+@pytest.mark.parametrize("error", [NotFound("gone"), StoreError("no answer")])
+def test_a_mark_that_cannot_be_read_is_no_traceback(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: StoreError
+) -> None:
+    """Another prune may finish the run between the listing and the look at its mark."""
+    done = world.run("a", "0done", State.DONE)
+    world.now += 40 * DAY
+    world.fail = "/model"
+    delete.delete(chosen(world).items)
+    get = world.store.get
+
+    def refused(path: str, **how: Any) -> Any:
+        if path == done.pruning:
+            raise error
+        return get(path, **how)
+
+    monkeypatch.setattr(world.store, "get", refused)
+    plan = chosen(world)
+    assert plan.items == ()
+    assert plan.unread == (() if isinstance(error, NotFound) else (f"{HOME}/a/0done/: no answer",))
 
 
 def test_a_run_that_was_resumed_meanwhile_stays(world: World) -> None:
