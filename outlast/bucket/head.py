@@ -41,6 +41,7 @@ from outlast.bucket.store import (
     PreconditionFailed,
     ReadOnlyStore,
     Store,
+    StoreError,
 )
 from outlast.protocol import check_part_name
 
@@ -92,6 +93,13 @@ class HeadMoved(HeadError):
     def __init__(self, message: str, found: "Reading") -> None:
         super().__init__(message)
         self.found = found
+
+
+    @property
+    def is_left(self) -> bool:
+        """Whether it was handed over for good, so that this copy is never continued."""
+        move = self.found.head.move
+        return move is not None and move.phase is Phase.LEFT
 
 
 class NotMember(HeadError):
@@ -335,6 +343,17 @@ def read_head(store: ReadOnlyStore, layout: Layout) -> Reading:
     if found.head.move is not None:
         raise HeadMoved(f"{place_of(store, layout)}: {said_of(found.head.move)}", found)
     return found
+
+
+def is_left(store: ReadOnlyStore, layout: Layout) -> bool:
+    """Whether the run was handed over into another bucket; False if that cannot be read."""
+    try:
+        read_head(store, layout)
+    except HeadMoved as moved:
+        return moved.is_left
+    except (HeadError, StoreError):
+        return False
+    return False
 
 
 def place_of(store: ReadOnlyStore, layout: Layout) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 
-from outlast.bucket.head import Head, HeadError, HeadLost, HeadMoved, Phase, read_head
+from outlast.bucket.head import Head, HeadError, HeadLost, HeadMoved, read_head
 from outlast.bucket.layout import EXPERIMENT_PATTERN, Layout
 from outlast.bucket.standing import is_expired
 from outlast.bucket.store import Object, Store, StoreError
@@ -122,8 +122,7 @@ def _run(store: Store, layout: Layout, seen: _Seen) -> KeptRun:
             pass  # Deleted since.
         except (HeadError, StoreError) as error:
             why = str(error)
-            move = error.found.head.move if isinstance(error, HeadMoved) else None
-            is_left = move is not None and move.phase is Phase.LEFT
+            is_left = isinstance(error, HeadMoved) and error.is_left
     assert seen.changed is not None
     return KeptRun(
         *(layout, seen.size, seen.checkpoints, seen.changed, head, seen.head, why, seen.pruning),

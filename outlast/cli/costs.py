@@ -14,7 +14,7 @@ from outlast.base import numbers
 from outlast.base.codec import format_time
 from outlast.base.exits import INFRASTRUCTURE_REASONS
 from outlast.bucket import history, listed, uptime
-from outlast.bucket.head import HeadError
+from outlast.bucket.head import HeadError, is_left
 from outlast.bucket.history import Attempt, History
 from outlast.bucket.layout import AttemptStart, Layout
 from outlast.bucket.store import ReadOnlyStore, StoreError
@@ -327,6 +327,7 @@ def count_all() -> ProjectCosts:
         jobs = [
             partial(_counted, ReadPlace(run.prefix.removeprefix(experiments.ROOT), records, run))
             for run in layouts
+            if not is_left(records, run)  # The other bucket has it, with all of its records.
         ]
         for one in in_parallel(jobs, small_reads(store)):
             if isinstance(one, Costs):

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from outlast.bucket import listed
+from outlast.bucket.head import is_left
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import ReadOnlyStore, StoreError
 from outlast.bucket.transfer import in_parallel, small_reads
@@ -70,14 +71,19 @@ def read(*, mine: bool = False, every: bool = False) -> Overview:
             unread.append(about(f"gs://{bucket}", error))
             continue
         runs: dict[str, list[Layout]] = {name: [] for name in names}
+        left: set[str] = set()
         for run in filter(lambda one: experiments.is_run(one.run), records.runs()):
-            runs[run.prefix.removeprefix(experiments.ROOT)].append(run)
+            name = run.prefix.removeprefix(experiments.ROOT)
+            if is_left(records, run):  # The other bucket has it.
+                left.add(name)
+            else:
+                runs[name].append(run)
         jobs = [partial(_experiment, records, name, of, every) for name, of in runs.items()]
         for name, (found, why) in zip(names, in_parallel(jobs, small_reads(store)), strict=True):
             lines += found
             if why:
                 unread.append(why)
-            elif not found:
+            elif not found and name not in left:
                 without.append(name)
     lines.sort(key=lambda line: (line.status.state.ended, line.status.experiment))
     return Overview(tuple(lines), tuple(without), tuple(unread))

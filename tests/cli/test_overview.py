@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from outlast.base.exits import Reason, State
 from outlast.bucket import inventory
-from outlast.bucket.head import End, Head
+from outlast.bucket.head import End, Head, Move, Phase, read_head
 from outlast.bucket.layout import DEVELOPMENT, AttemptEnd, BootRecord, Layout
 from outlast.bucket.store import GcsStore, MemoryStore, Operation, Store
 from outlast.bucket.transfer import SMALL_READS
@@ -115,6 +115,20 @@ def test_each_experiments_newest_run_is_listed_open_ones_first(memory: MemorySto
     assert (shown["step"], shown["total"], shown["rate"], shown["left_sec"]) == (25, 100, 1.0, 75)
     assert shown["metrics"] == {"loss": 0.5} and shown["dollars"] > 0
     assert 0 <= shown["silent_sec"] < 30
+
+
+def test_a_run_that_was_handed_over_is_listed_and_paid_for_where_it_is(memory: MemoryStore) -> None:
+    plant(memory, "here")
+    for name, phase in (("left", Phase.LEFT), ("leaving", Phase.LEAVING)):
+        run = plant(memory, name)
+        head = replace(read_head(memory, run).head, move=Move("gs://other", phase))
+        memory.put(run.head, head.to_json())
+    for found in (overview.read(), overview.read(every=True)):
+        assert (states(found), found.without) == ({"here": "running"}, ())
+        (why,) = found.unread
+        assert "being handed over to gs://other" in why
+    counted = costs.count_all()
+    assert [one.experiment for one in counted.runs] == ["here"] and len(counted.unread) == 1
 
 
 def test_every_run_and_only_mine(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
