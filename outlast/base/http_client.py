@@ -90,8 +90,11 @@ def ask(
     follows = method == "GET" and "Authorization" not in sent
 
     class Redirects(urllib.request.HTTPRedirectHandler):
-        def redirect_request(self, *answer: Any) -> urllib.request.Request | None:
-            return super().redirect_request(*answer) if follows else None
+        def redirect_request(
+            self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+        ) -> urllib.request.Request | None:
+            to = super().redirect_request(req, fp, code, msg, headers, newurl)
+            return to if follows else None
 
     proxies = [urllib.request.ProxyHandler({})] if direct else []
     try:

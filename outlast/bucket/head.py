@@ -97,7 +97,7 @@ class HeadMoved(HeadError):
 
     @property
     def is_left(self) -> bool:
-        """Whether it was handed over for good, so that this copy is never continued."""
+        """Whether the other bucket has the run, so that this copy is never continued."""
         move = self.found.head.move
         return move is not None and move.phase is Phase.LEFT
 

@@ -273,7 +273,7 @@ def test_a_message_has_the_documented_keys() -> None:
         assert f"`{event}`" in page, event
 
 
-def test_a_runs_message_calls_nobody_and_makes_no_link_in_a_chat() -> None:
+def test_a_runs_message_is_plain_text_in_a_chat() -> None:
     said = "<!channel> <https://evil.example|log in> & \"more\""
     found = replace(ANNOUNCED, message=said)
     body = found.body(SPEC.deadline)

@@ -170,7 +170,7 @@ def status(where: str, as_json: bool) -> None:
 
 @sweep.command("leaderboard", context_settings=HELP)
 @click.argument("where", metavar="FILE|NAME")
-@click.option("--metric", help="Compare by this metric instead of the sweep's.")
+@click.option("--metric", help="Compare by this metric instead of the sweep's; with --goal.")
 @click.option("--goal", type=click.Choice(["max", "min"]), help="Instead of the sweep's goal.")
 @click.option("--step", type=click.IntRange(0), help="Compare at this step.")
 @click.option("--every", is_flag=True, help="Also show trials of earlier code and parameters.")

@@ -81,7 +81,7 @@ def tell(
     objects: SweepObjects, runs: tuple[str, ...], *, pauses: Pauses | None = None
 ) -> list[Line]:
     """The results of some trials, by default of all; with `pauses`, once they have ended. The value
-    is a trial's last one. Raises UsageError for an unknown trial, and OperateError if rows cannot be
+    is a trial's last one. Raises UsageError for an unknown trial, OperateError if rows cannot be
     read.
     """
     before: list[str] = []

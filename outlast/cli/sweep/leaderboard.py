@@ -176,7 +176,7 @@ def of(
         goal,
         step,
         tuple(lines),
-        # A trial of earlier code is no seed of a current one.
+        # Trials of earlier code are not seeds of current ones.
         tuple(groups([line for line in lines if line.trial.record.run in current], goal)),
         len(state.trials) - len(shown),
         sum(one.dollars for one in state.trials.values()),

@@ -325,7 +325,7 @@ def test_an_interrupted_prune_is_finished_by_the_next(world: World, at: str) -> 
 
 
 @pytest.mark.parametrize("error", [NotFound("gone"), StoreError("no answer")])
-def test_a_mark_that_cannot_be_read_is_no_traceback(
+def test_a_mark_that_cannot_be_read_is_named(
     world: World, monkeypatch: pytest.MonkeyPatch, error: StoreError
 ) -> None:
     """Another prune may finish the run between the listing and the look at its mark."""

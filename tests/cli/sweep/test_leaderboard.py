@@ -197,7 +197,7 @@ def test_the_metric_of_a_part_is_found_as_at_a_rung(
     assert board(world, metric="val/acc", goal="max").best is None
 
 
-def test_trials_of_earlier_code_are_no_seeds_of_the_current_ones(world: World) -> None:
+def test_trials_of_earlier_code_are_not_seeds_of_current_ones(world: World) -> None:
     """They may have the same parameters, and the same seed."""
     asked: dict[str, Any] = {**ASKED, "parameters": {"learning-rate": [0.1], "seed": [1, 2]}}
     world.up(**asked)
