@@ -133,7 +133,13 @@ class Project:
         return frozenset(self._call(STORAGE, "GET", path).get("permissions") or ())
 
     def delete_bucket(self, name: str) -> None:
-        """Deletes a bucket with everything in it."""
+        """Deletes an empty bucket. Google refuses one with objects (page "Delete bucket" of Cloud
+        Storage's XML API, read on 2026-11-30).
+        """
+        self._call(STORAGE, "DELETE", f"b/{name}")
+
+    def empty_bucket(self, name: str) -> None:
+        """Deletes everything in a bucket."""
         listed = self._listed(STORAGE, f"b/{name}/o", "items", {"versions": "true"})
 
         def delete(item: Json) -> None:
@@ -146,7 +152,6 @@ class Project:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for _ in pool.map(delete, list(listed)):
                 pass
-        self._call(STORAGE, "DELETE", f"b/{name}")
 
     # All of them
 

@@ -159,6 +159,8 @@ def _claim(project: str, one: Finding, now: Iterable[Owner]) -> str:
             return f"stack {owner.name} is being brought up"
         if one.path and one.path == _home(owner):
             return f"stack {owner.name} is up now"
+        if one.kind == "bucket" and f'"{one.name}"' in owner.text:
+            return f"stack {owner.name} uses it now"
     return ""
 
 

@@ -248,6 +248,23 @@ def test_what_a_stack_owns_by_the_time_of_the_removal_stays(
     assert vms(cloud, "gone-g")
 
 
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_bucket_that_is_used_by_the_time_of_the_removal_stays(
+    cloud: LocalCloud, backend: Backend, is_ours: bool
+) -> None:
+    name = make_bucket(cloud, **MANAGED)
+    first = found()
+    assert said(first) == {f"bucket {name}"}
+    if is_ours:
+        backend.add("new", [f"zones/{ZONE}/disks/new"], bucket=name, prefix="experiments/new")
+        assert audit.remove(first) == ([f"bucket {name}: stack outlast/new uses it now"], [])
+    else:  # the first run of a stack of another backend
+        runs(open_store(f"gs://{name}"), "new", State.OPEN)
+        left, (why,) = audit.remove(first)
+        assert left == [] and why.startswith(f"bucket {name}: ") and "not empty" in why
+        assert open_store(f"gs://{name}").get(Layout("experiments/new", RUN).head)
+
+
 def test_an_open_run_of_an_unknown_stack_is_only_removed_on_request(
     cloud: LocalCloud, backend: Backend
 ) -> None:

@@ -146,6 +146,7 @@ class Leftovers:
         elif kind == "roles":
             self._project.delete_role(name)
         elif kind == "buckets":
+            self._project.empty_bucket(name)
             self._project.delete_bucket(name)
         else:
             self._compute.order("DELETE", name, limit_sec=DELETE_SEC)
