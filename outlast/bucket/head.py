@@ -94,7 +94,6 @@ class HeadMoved(HeadError):
         super().__init__(message)
         self.found = found
 
-
     @property
     def is_left(self) -> bool:
         """Whether the other bucket has the run, so that this copy is never continued."""

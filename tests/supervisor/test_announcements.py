@@ -274,7 +274,7 @@ def test_a_message_has_the_documented_keys() -> None:
 
 
 def test_a_runs_message_is_plain_text_in_a_chat() -> None:
-    said = "<!channel> <https://evil.example|log in> & \"more\""
+    said = '<!channel> <https://evil.example|log in> & "more"'
     found = replace(ANNOUNCED, message=said)
     body = found.body(SPEC.deadline)
     assert body["text"].endswith(

@@ -224,10 +224,7 @@ class _Auditor:
         ordered = sorted(self.owners, key=lambda one: (one.busy, one.bakes))
         self.by_labels = {(one.project, one.stack): one for one in ordered}
         self.owned = frozenset(
-            path
-            for one in self.owners
-            for cloud, path in one.paths
-            if cloud == self.project
+            path for one in self.owners for cloud, path in one.paths if cloud == self.project
         )
         self.buckets = {one.name: one for one in self._open_buckets(bodies, found, stack)}
         self.young = self._young_marks([*found, *principals])

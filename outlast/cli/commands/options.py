@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-
 MINUTES_MAX = 1_000_000
 
 

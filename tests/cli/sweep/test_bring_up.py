@@ -151,6 +151,7 @@ def test_a_trials_own_budget_lasts_longest_on_its_cheapest_machine(world: World)
     config = yaml.safe_load(file.read_text())
     config["config"] |= {
         "outlast:machineTypes": ["n2-standard-8"],
+        "outlast:zones": ["europe-west4-a", "europe-west4-b"],
         "outlast:maxRunMinutes": 600,
         "outlast:budgetDollars": 0.1,
     }

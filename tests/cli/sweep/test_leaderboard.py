@@ -181,9 +181,7 @@ def test_trials_of_an_earlier_file_are_shown_on_request(world: World) -> None:
 
 
 @pytest.mark.parametrize(("metric", "last"), [("b/val/acc", 0.7), ("a/val/acc", 0.2)])
-def test_the_metric_of_a_part_is_found_as_at_a_rung(
-    world: World, metric: str, last: float
-) -> None:
+def test_the_metric_of_a_part_is_found_as_at_a_rung(world: World, metric: str, last: float) -> None:
     """Its name may have a slash, and its steps are the part's."""
     up(world, {}, metric=metric)
     rows = {
