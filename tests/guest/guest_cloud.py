@@ -83,6 +83,19 @@ def machines(word: str) -> list[int]:
     return found
 
 
+def processes(folder: str) -> list[int]:
+    """The pids of all processes that have this folder as TMPDIR."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            environment = (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if process.name.isdigit() and f"TMPDIR={folder}".encode() in environment:
+            found.append(int(process.name))
+    return found
+
+
 def wait(condition: Callable[[], Any], what: str = "") -> Any:
     """Waits until the condition is true; its value."""
     deadline = time.monotonic() + LONGEST_WAIT_SEC

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.guest.guest_cloud import machines, wait
+from tests.guest.guest_cloud import machines, processes, wait
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(3600)]
 
@@ -40,7 +40,9 @@ def rehearsal(scenario: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
         finally:
             process.kill()
             process.communicate()
+            # The engine and the local cloud may still write into the folder.
             wait(lambda: not machines(folder), "for the end of the machines")
+            wait(lambda: not processes(folder), "for the end of the processes")
 
 
 def rehearse(scenario: str) -> Mapping[str, Any]:
