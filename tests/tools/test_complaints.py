@@ -1,4 +1,4 @@
-"""docs/complaints.md claims only what a test shows, and each complaint of the survey is on it."""
+"""docs/complaints.md claims only what a test shows, and each complaint and fault is on it."""
 
 import copy
 import subprocess
@@ -11,25 +11,31 @@ import pytest
 
 from outlast.base.folders import PACKAGE
 from tools import complaints_page
+from tools.complaints_page import COMPLAINTS, FAULTS, Sections, Table
 
 ROOT = PACKAGE.parent
 
-Sections = list[dict[str, Any]]
-
 
 @pytest.fixture(scope="module")
-def read() -> Sections:
-    return complaints_page.table()
+def read() -> tuple[Sections, Sections]:
+    return COMPLAINTS.read(), FAULTS.read()
 
 
 @pytest.fixture
-def sections(read: Sections) -> Sections:
-    """The table, for a test to change."""
-    return copy.deepcopy(read)
+def sections(read: tuple[Sections, Sections]) -> Sections:
+    """The complaints, for a test to change."""
+    return copy.deepcopy(read[0])
 
 
-def test_every_complaint_is_there_once_and_every_test_that_it_names_exists(sections: Sections):
-    assert complaints_page.problems(sections) == []
+@pytest.fixture
+def faults(read: tuple[Sections, Sections]) -> Sections:
+    """The faults, for a test to change."""
+    return copy.deepcopy(read[1])
+
+
+@pytest.mark.parametrize("table", [COMPLAINTS, FAULTS], ids=["complaints", "faults"])
+def test_every_row_is_there_once_and_every_test_that_it_names_exists(table: Table):
+    assert complaints_page.problems(table, table.read()) == []
 
 
 def test_the_page_is_up_to_date():
@@ -38,9 +44,9 @@ def test_the_page_is_up_to_date():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_page_has_each_number_and_each_test(sections: Sections):
+def test_the_page_has_each_number_and_each_test(sections: Sections, faults: Sections):
     text = (ROOT / "docs" / "complaints.md").read_text()
-    for row in complaints_page.rows(sections):
+    for row in complaints_page.rows([*sections, *faults]):
         assert text.count(f"\n| {row['number']} |") == 1
         assert all(f"`{test}`" in text for test in row.get("tests", ()))
 
@@ -103,25 +109,62 @@ def test_a_row_that_claims_what_nothing_shows_is_refused(
     row = sections[0]["rows"][0]
     assert row["number"] == 1
     plant(row)
-    found = complaints_page.problems(sections)
+    found = complaints_page.problems(COMPLAINTS, sections)
     assert len(found) == len(said)
     assert all(
         one.startswith(begin) for one, begin in zip(sorted(found), sorted(said), strict=True)
     )
 
 
-def test_what_is_not_shown_yet_is_under_its_heading_and_claims_nothing(sections: Sections):
-    row = sections[0]["rows"][0]
-    loses(row, "here", "tests")
+@pytest.mark.parametrize(
+    ("plant", "said"),
+    [
+        (lambda row: changes(row, number="L2"), ["L1: is missing", "L2: is there 2 times"]),
+        (lambda row: changes(row, number="L20"), ["L1: is missing", "L20: is not a number of"]),
+        (lambda row: changes(row, threads=["a/b#1"]), ["L1: has here, tests, threads instead of"]),
+        (lambda row: loses(row, "was"), ["L1: was: must be a sentence"]),
+        (
+            lambda row: row["tests"].append("tests/loop/test_state.py::test_not_there"),
+            ["L1: tests/loop/test_state.py::test_not_there: there is no such test"],
+        ),
+    ],
+)
+def test_a_fault_is_checked_as_a_complaint_is(
+    faults: Sections, plant: Callable[[dict[str, Any]], object], said: list[str]
+):
+    row = faults[0]["rows"][0]
+    assert row["number"] == "L1"
+    plant(row)
+    found = complaints_page.problems(FAULTS, faults)
+    assert len(found) == len(said)
+    assert all(
+        one.startswith(begin) for one, begin in zip(sorted(found), sorted(said), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "headings"),
+    [(COMPLAINTS, ("\n# ", "\n## Not shown yet\n")), (FAULTS, ("\n## Faults ", "\n### Not s"))],
+    ids=["complaints", "faults"],
+)
+def test_what_is_not_shown_yet_is_under_its_heading_and_claims_nothing(
+    sections: Sections, faults: Sections, table: Table, headings: tuple[str, str]
+):
+    row, other = (sections if table is COMPLAINTS else faults)[0]["rows"][:2]
+    for one in (row, other):
+        loses(one, "here", "tests")
     row["not_shown_yet"] = "No test deletes a template."
-    other = sections[0]["rows"][1]
-    loses(other, "here", "tests")
     other["does_not_apply"] = "Nothing is named."
-    assert complaints_page.problems(sections) == []
-    shown, heading, missing = complaints_page.page(sections).partition("\n## Not shown yet\n")
+    for one, its in ((COMPLAINTS, sections), (FAULTS, faults)):
+        assert complaints_page.problems(one, its) == []
+    text = "\n" + complaints_page.page(sections, faults)
+    shown, heading, missing = text.partition(headings[0])[2].partition(headings[1])
     assert heading
-    assert "\n| 1 |" not in shown and "| No test deletes a template. |\n" in missing
-    assert "| Does not apply: Nothing is named. |  |\n" in shown and "\n| 2 |" not in missing
+    begins = f"\n| {row['number']} |"
+    assert begins not in shown and begins in missing
+    assert "| No test deletes a template. |\n" in missing
+    assert "| Does not apply: Nothing is named. |  |\n" in shown
+    assert f"\n| {other['number']} |" not in missing
 
 
 def test_an_outdated_page_is_named_with_the_remedy(
@@ -134,6 +177,6 @@ def test_an_outdated_page_is_named_with_the_remedy(
         if text is not None:
             page.write_text(text)
         with monkeypatch.context() as whole:
-            whole.setattr(complaints_page, "problems", lambda sections: [])
+            whole.setattr(complaints_page, "problems", lambda table, sections: [])
             assert complaints_page.main(["--check"]) == 1
         assert "docs/complaints.md: is out of date; run make tables" in capsys.readouterr().err
