@@ -131,6 +131,7 @@ RUN_BY = {
     "pulumi package": ("tests/engine/test_component_package.py", '"package", "get-schema"'),
     "pulumi preview": ("tests/engine/test_changes.py", 'pulumi("preview"'),
     "pulumi preview --policy-pack": ("tests/engine/test_preview.py", '"--policy-pack"'),
+    "pulumi preview --refresh": ("tests/engine/test_shared_bucket.py", '"preview", "--refresh"'),
     "pulumi stack rename": ("tests/engine/test_renamed.py", '"stack", "rename"'),
     "pulumi up --stack": ("tests/engine/test_foundation.py", '"up"'),
     "pulumi up": ("tests/cli/test_cloud.py", 'pulumi("up"'),
