@@ -13,7 +13,6 @@ codes: 0 all targets met, 1 one is not, 69 the bench could not run.
 
 import argparse
 import contextlib
-import os
 import shutil
 import statistics
 import subprocess
@@ -25,7 +24,7 @@ from typing import Any
 
 from bench import table
 from bench.save_cost import CANNOT, FAILED, run_subject
-from bench.sites import ROOT, BenchError, scratch
+from bench.sites import ROOT, BenchError, in_memory, scratch
 from outlast.base.exits import DONE
 from outlast.cli import engine
 
@@ -127,9 +126,7 @@ def _peaks(args: argparse.Namespace, work: Path, subject: str) -> list[dict[str,
 def _peak(words: Sequence[str], *, expected: int) -> float:
     """MB of one training at its peak, its snapshots in memory among them."""
     python, *rest = words
-    shared = Path("/dev/shm")
-    folder = (shared if shared.is_dir() else Path("/tmp")) / f"bench-peak-{os.getpid()}"
-    folder.mkdir(exist_ok=True)
+    folder = in_memory("bench-peak-")
     variables = {**engine.scrubbed(), "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
     command = [python, str(HERE / "peak.py"), *rest]
     peak = 0.0

@@ -11,7 +11,6 @@ this run. Exit codes: 0 all targets met, 1 one is not, 69 the bench could not ru
 import argparse
 import contextlib
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -23,7 +22,7 @@ from typing import Any
 from urllib.parse import quote
 
 from bench import table
-from bench.sites import BUCKET, ROOT, BenchError, local_cloud, scratch
+from bench.sites import BUCKET, ROOT, BenchError, in_memory, local_cloud, scratch
 from outlast.base.exits import DONE
 from outlast.cli import engine
 from outlast.cli.errors import OperateError
@@ -168,10 +167,8 @@ def run_subject(
     limit_sec: float = PROCESS_SEC,
 ) -> dict[str, Any]:
     """What a measured process reported; its scratch files lie in memory, as on a VM."""
-    shared = Path("/dev/shm")
     variables = {**engine.scrubbed(), **(environment or {}), "PYTHONPATH": str(ROOT)}
-    folder = (shared if shared.is_dir() else Path("/tmp")) / f"bench-{os.getpid()}"
-    folder.mkdir(exist_ok=True)
+    folder = in_memory("bench-")
     variables["TMPDIR"] = str(folder)
     try:
         done = subprocess.run(

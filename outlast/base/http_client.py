@@ -18,6 +18,7 @@ ANSWER_SEC = 30.0
 SHOWN_CHARACTERS = 300
 """Of a server's words."""
 _JSON = {"Content-Type": "application/json"}
+_WEB = ("https://", "http://")
 
 
 class RequestFailed(Exception):
@@ -94,11 +95,13 @@ def ask(
             self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
         ) -> urllib.request.Request | None:
             to = super().redirect_request(req, fp, code, msg, headers, newurl)
-            return to if follows else None
+            return to if follows and newurl.startswith(_WEB) else None
 
+    if not url.startswith(_WEB):  # urllib would also read a file
+        raise RequestFailed(0, f"{what}: no answer (its address must begin with https://)")
     proxies = [urllib.request.ProxyHandler({})] if direct else []
     try:
-        request = urllib.request.Request(url, data=data, headers=sent, method=method)
+        request = urllib.request.Request(url, data=data, headers=sent, method=method)  # noqa: S310
         opener = urllib.request.build_opener(Redirects, *proxies)
         with opener.open(request, timeout=timeout_sec) as answer:
             return Answer(what, answer.headers, answer.read())

@@ -264,13 +264,14 @@ def _bake(root: Path, progress: Progress) -> None:
     for file in (REQUIREMENTS / "vm.txt", *REQUIREMENTS.glob("pip-*.whl")):
         shutil.copy(file, wheels)
     _within(root, ["python3", "-m", "venv", "--without-pip", "/opt/outlast/venv"], progress)
-    wheel = f"/tmp/wheels/{next(wheels.glob('pip-*.whl')).name}"
+    # The image's /tmp: only this build is in it.
+    wheel = f"/tmp/wheels/{next(wheels.glob('pip-*.whl')).name}"  # noqa: S108
     install = [own, f"{wheel}/pip", "install", "--quiet", "--disable-pip-version-check"]
     _within(root, [*install, "--no-index", "--no-deps", wheel], progress)
     names = root / "run/systemd/resolve/stub-resolv.conf"  # what /etc/resolv.conf leads to
     names.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile("/etc/resolv.conf", names)
-    install += ["--require-hashes", "-r", "/tmp/wheels/vm.txt"]
+    install += ["--require-hashes", "-r", "/tmp/wheels/vm.txt"]  # noqa: S108
     _within(root, install, progress, "guest image: installing the supervisor's packages")
     _within(root, ["systemctl", "disable", *QUIETED], progress)
     shutil.rmtree(root / "run/systemd")

@@ -150,7 +150,7 @@ def _vm_site(
     mask: Mask,
     clock: MachineClock,
 ) -> Site:
-    shared = rooted("/dev/shm")
+    shared = rooted("/dev/shm")  # noqa: S108 - mkdir below refuses what another user puts there
     work = shared / "outlast" if shared.is_dir() else rooted("/run/outlast/work")
     # For snapshots if memory has no room for two: local SSDs, then the boot disk.
     ssds = local_ssds(rooted)

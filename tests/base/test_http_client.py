@@ -54,6 +54,16 @@ def server() -> Iterator[Server]:
     found.close()
 
 
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://h/x", "data:,x", "/etc/passwd", ""])
+def test_only_web_addresses_are_asked(url: str) -> None:
+    assert str(failure(url)) == "thing: no answer (its address must begin with https://)"
+
+
+def test_no_redirect_leads_away_from_the_web(server: Server) -> None:
+    server.status, server.location = 302, "ftp://127.0.0.1/x"
+    assert failure(server.url).words == "redirects, which is not followed"
+
+
 def failure(url: str, **how) -> RequestFailed:
     with pytest.raises(RequestFailed) as caught:
         ask(url, what="thing", **how).object()

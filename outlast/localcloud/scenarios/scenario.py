@@ -521,7 +521,7 @@ def read(path: Path) -> Scenario:
         reason = getattr(error, "strerror", None) or "is not text"
         raise ScenarioError(f"{path}: {reason.lower()}; name a scenario file") from None
     try:
-        loaded = yaml.load(text, _Loader)
+        loaded = yaml.load(text, _Loader)  # noqa: S506 - it is a SafeLoader
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}: " if mark else ""

@@ -12,7 +12,7 @@ from outlast.localcloud.vm.guest_init import TEMPORARY_PREFIX, delete_disk
 from outlast.localcloud.vm.machine import Machine
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - folders in it come from mkdtemp
 FOLDERS = (
     *("dev", "etc", "home", "opt", "proc/sys/kernel/random", "root", "run", "tmp"),
     *("usr/local/bin", "var/lib", "var/log", "var/tmp"),

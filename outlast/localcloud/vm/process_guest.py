@@ -214,7 +214,7 @@ class ProcessGuest(Guest):
         return {
             "PATH": f"{shims}:{root}/usr/local/bin:{system}",
             "HOME": f"{root}/root",
-            "TMPDIR": f"{root}/tmp",
+            "TMPDIR": f"{root}/tmp",  # noqa: S108 - of the VM's own root
             "LANG": "C.UTF-8",
             "LOGNAME": "root",
             "SHELL": "/bin/bash",
