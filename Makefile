@@ -5,13 +5,14 @@ VENV := .venv/bin
 FRAMEWORKS := .venv-frameworks
 BENCH := .venv-bench
 POLICY := .venv-policy
+AUDIT := .venv-audit
 PYTEST := $(VENV)/python -m pytest -q
 WORKERS ?= 4
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 COMPILE := $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-header --no-emit-index-url --no-emit-find-links
 
-.PHONY: help setup rehearse test test-fast test-engine test-rehearsal guest-image test-guest test-long test-frameworks fuzz kill-matrix scenarios bench-setup policy-setup tables coverage check fmt lock clean
+.PHONY: help setup rehearse test test-fast test-engine test-rehearsal guest-image test-guest test-long test-frameworks fuzz kill-matrix scenarios bench-setup policy-setup audit-setup audit tables coverage check fmt lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -22,7 +23,7 @@ setup: ## checks the machine; makes .venv, the engine and the rehearsal's image
 rehearse: setup ## the main job on this machine: trains, preempts three times, compares
 	@$(VENV)/outlast rehearse
 
-test: setup policy-setup ## every test, the three tiers together; one that finds none fails
+test: setup policy-setup audit-setup ## every test, the three tiers together; one that finds none fails
 	$(PYTEST) $(SIDE_BY_SIDE) --all-tiers
 
 test-fast: setup ## tests without engine, VMs and network, those of the shell among them
@@ -74,6 +75,16 @@ $(POLICY)/installed: requirements/policy.txt | setup
 	$(VENV)/uv pip install --quiet --compile-bytecode --require-hashes --python $(POLICY)/bin/python -r $<
 	touch $@
 
+audit-setup: $(AUDIT)/installed ## .venv-audit: pip-audit, which make audit runs
+
+$(AUDIT)/installed: requirements/audit.txt | setup
+	$(VENV)/uv venv --quiet --clear --python $(VENV)/python $(AUDIT)
+	$(VENV)/uv pip install --quiet --compile-bytecode --require-hashes --python $(AUDIT)/bin/python -r $<
+	touch $@
+
+audit: audit-setup ## known vulnerabilities of the locked packages; code 3, not audited, if no database answers
+	$(VENV)/python tools/audit.py
+
 tables: setup ## docs/configuration.md and other pages of tables, from what the code declares
 	$(VENV)/python tools/tables.py
 	$(VENV)/python tools/json_page.py
@@ -96,12 +107,12 @@ fmt: setup ## formats Python and shell
 	$(VENV)/shfmt -w -i 2 startup/*.sh outlast/cli/hosts/*.sh outlast/cli/hosts/pulumi-*
 
 lock: setup ## locks requirements/*.in again, with hashes
-	cd requirements && for set in runtime dev vm pip frameworks policy; do \
+	cd requirements && for set in runtime dev vm pip frameworks policy audit; do \
 	  ../$(COMPILE) $$set.in -o $$set.txt || exit 1; \
 	done && rm -f pip-*.whl && \
 	../$(VENV)/python -m pip download --quiet --require-hashes --no-deps --only-binary :all: -r pip.txt -d .
 	cd bench && ../$(COMPILE) --no-annotate requirements.in -o requirements.txt
 
 clean: ## removes what was made here; the cache outside the checkout stays
-	rm -rf .venv $(FRAMEWORKS) $(BENCH) $(POLICY) .outlast outlast/cli/hosts/pulumi build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv $(FRAMEWORKS) $(BENCH) $(POLICY) $(AUDIT) .outlast outlast/cli/hosts/pulumi build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
