@@ -182,17 +182,20 @@ class HeadFile:
         claim: Claim,
         *,
         still_member: Callable[[], bool] = lambda: True,
+        orphaned: Callable[[], str] = lambda: "",
         wanted: Callable[[], bool] = lambda: True,
         forbidden_seconds: float = 600.0,
     ) -> Decision:
         """Goes through the boot table until a decision holds, and writes what the table says.
 
         After a TAKE, this object holds the term; after an END, the end and its copy are written.
-        Before every retry it asks `still_member`, and before every write whether the term is still
-        `wanted`; False raises NotMember. It retries a store that does not answer as long as the
-        patience allows, and a 401 or 403 for `forbidden_seconds`.
+        Before the first write it asks `orphaned`, before every retry `still_member`, and before
+        every write whether the term is still `wanted`; a reason or False raises NotMember. It
+        retries a store that does not answer as long as the patience allows, and a 401 or 403 for
+        `forbidden_seconds`.
         """
         tried: dict[str, Decision] = {}
+        asked = False
         patience = self.patience.permitting(forbidden_seconds)
         with patience.spell() as spell:
             while True:
@@ -226,6 +229,9 @@ class HeadFile:
                     if decision.act in (Act.LEAVE, Act.REFUSE):
                         return decision
                     assert decision.head is not None
+                    if not asked and (why := orphaned()):
+                        raise NotMember(f"this VM may take no term: {why}")
+                    asked = True
                     self._pace()
                     if not wanted():
                         raise NotMember("nothing waits for this term any more; it is not taken")

@@ -34,6 +34,7 @@ from outlast.supervisor.group import (
     NoGroup,
     NotMember,
     Stranded,
+    Unknown,
     asking,
     leave_until_deleted,
 )
@@ -91,6 +92,7 @@ def _follow_table(boot: Boot) -> int:
             decision = head_file.take_term(
                 claim,
                 still_member=lambda: _still_member(site, timeouts),
+                orphaned=lambda: _orphaned(site, timeouts),
                 wanted=site.wanted,
                 forbidden_seconds=timeouts.iam_propagation,
             )
@@ -140,6 +142,25 @@ def _still_member(site: Site, timeouts: Timeouts) -> bool:
             break
         _log.info(f"not known whether still a member ({answer.why}); asking again")
     return False
+
+
+def _orphaned(site: Site, timeouts: Timeouts) -> str:
+    """Why this machine may not begin a term: its group was deleted, or has replaced it. Empty if it
+    is a member, and also if the group cannot be asked: permissions may still be spreading.
+
+    Asks twice before it says so, because the list may not have a VM that was just created yet."""
+    if isinstance(site.group, NoGroup):
+        return ""
+    answer = site.group.membership()
+    if isinstance(answer, NotMember):
+        _log.info(f"{answer.why}; asking again")
+        site.clock.sleep(timeouts.backoff)
+        answer = site.group.membership()
+    if isinstance(answer, NotMember):
+        return answer.why
+    if isinstance(answer, Unknown):
+        _log.info(f"not known whether still a member ({answer.why}); continues as one")
+    return ""
 
 
 def _is_silent(head_file: HeadFile) -> bool:

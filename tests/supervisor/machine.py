@@ -127,6 +127,7 @@ class Instruction(StrEnum):
 
     NOTICE = "is preempted"
     FAILS = "trainer fails"
+    UNHEARD = "its group gives no answer to its next question"
 
 
 class Wish(StrEnum):
@@ -801,6 +802,9 @@ class World:
 
     def answer(self, vm: Vm, verb: str) -> Mapping[str, object]:
         """The group's answer to a call of a machine."""
+        if Instruction.UNHEARD in vm.said:
+            vm.said.discard(Instruction.UNHEARD)
+            raise Unavailable(f"{verb}: no answer")
         if verb == "testIamPermissions":
             return {"permissions": list(permissions.LEAVE_GROUP)}
         if group_name(vm.pair[0]) != group_name(self.pair[0]):

@@ -20,9 +20,16 @@ from outlast.base.exits import (
 )
 from outlast.bucket import upload as upload_module
 from outlast.bucket.boot import STOP_ASKED, Claim
-from outlast.bucket.head import End, Head, Move, Phase
+from outlast.bucket.head import End, Head, HeadLost, Move, Phase, read_head
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import AttemptEnd, AttemptStart, EndCopy, Heartbeat, StopRequest
+from outlast.bucket.layout import (
+    AttemptEnd,
+    AttemptStart,
+    BootEnd,
+    EndCopy,
+    Heartbeat,
+    StopRequest,
+)
 from outlast.bucket.records import read_record, write_record
 from outlast.bucket.store import (
     Damaged,
@@ -1095,6 +1102,100 @@ def fenced_script(world: World, *, members: list[dict[str, str]] | None) -> Any:
         return life.hang()
 
     return script
+
+
+def open_run(world: World) -> Head:
+    """An open run with a checkpoint, which no VM holds any more."""
+
+    def script(life: Life) -> int:
+        life.advance(1)
+        life.commit()
+        life.advance(1)
+        return 75
+
+    vm = world.boot(script)
+    vm.start().terminate()
+    assert vm.ended() == 75
+    return world.head
+
+
+def boot_end(world: World, vm: Vm) -> BootEnd:
+    machine = vm.boot.site.machine
+    path = LAYOUT.boot_end(machine.instance_id, machine.boot_id)
+    end = read_record(world.store, path, BootEnd)
+    assert end is not None
+    return end
+
+
+def test_a_late_vm_whose_group_is_gone_takes_no_term_of_an_open_run(world: World) -> None:
+    """Its stack was destroyed before it came up: it powers off instead of training unseen."""
+    before = open_run(world)
+    late = world.boot()
+    del world.cloud.groups["group"]
+    world.cloud.calls.clear()
+    assert late.run() == 76
+    assert world.head == before
+    end = boot_end(world, late)
+    assert (end.reason, end.exit) == (Reason.FENCED, 76)
+    assert "there is no group group" in end.message
+    assert set(world.cloud.calls) == {"listManagedInstances"}
+
+
+def test_a_late_vm_whose_group_is_gone_starts_and_ends_no_run(world: World) -> None:
+    """It has no HEAD to read yet, or one that it would end: both are writes of HEAD too."""
+    late = world.boot()
+    del world.cloud.groups["group"]
+    assert late.run() == 76
+    with pytest.raises(HeadLost):
+        read_head(world.store, LAYOUT)
+    before = open_run(world)
+    past = dataclasses.replace(SPEC, deadline=world.store.now() - timedelta(hours=1))
+    late = world.boot(spec=past)
+    del world.cloud.groups["group"]
+    assert late.run() == 76
+    assert world.head == before
+
+
+def test_a_vm_that_its_group_replaced_takes_no_term(world: World) -> None:
+    before = open_run(world)
+    replaced = world.boot()
+    world.cloud.groups["group"] = [{"id": "7", "name": "group-0001"}]
+    assert replaced.run() == 76
+    assert world.head == before
+    assert "has no instance" in boot_end(world, replaced).message
+
+
+def test_a_list_of_members_that_lags_behind_costs_no_vm(world: World) -> None:
+    """A VM that was just created may not be in the list yet, so it asks twice."""
+    vm = world.boot(finish)
+    members, world.cloud.groups["group"] = world.cloud.groups["group"], []
+    vm.start()
+    wait_until(lambda: any("asking again" in line for line in vm.said))
+    world.cloud.groups["group"] = members
+    assert vm.ended() == 0
+    assert world.head.state is State.DONE
+
+
+def test_a_group_that_cannot_be_asked_is_no_reason_to_leave(world: World) -> None:
+    world.cloud.answers["listManagedInstances"] = [403, 0]
+    vm = world.boot(finish)
+    assert vm.run() == 0
+    assert world.head.state is State.DONE
+    assert any("continues as one" in line for line in vm.said)
+
+
+def test_membership_is_asked_once_for_each_term(world: World) -> None:
+    asked: list[int] = []
+
+    def script(life: Life) -> int:
+        asked.append(world.cloud.calls.count("listManagedInstances"))
+        life.advance(5)
+        life.commit()
+        asked.append(world.cloud.calls.count("listManagedInstances"))
+        return finish(life)
+
+    assert world.boot(script).run() == 0
+    assert asked == [1, 1]
 
 
 def test_a_fenced_vm_outside_its_group_leaves(world: World) -> None:
