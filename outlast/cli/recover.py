@@ -107,7 +107,7 @@ def recover(
     try:
         give_back()
     except EngineError as error:
-        _check_dead(str(error))
+        _check_dead(str(error), stack or "")
         engine.run_engine(["cancel", "--yes", *of], env=env, cwd=cwd)
         give_back()
         unlocked = True
@@ -175,7 +175,7 @@ def _drop_torn(backend: str) -> None:
                 note.unlink(missing_ok=True)
 
 
-def _check_dead(said: str) -> None:
+def _check_dead(said: str, stack: str) -> None:
     """Whether the engine's message says that a dead process of this machine holds the lock.
 
     EngineError: it is something else; StackBusy: the holder may be alive.
@@ -185,6 +185,7 @@ def _check_dead(said: str) -> None:
     holder = engine.LOCK_HOLDER.search(said)
     if holder is None or holder["host"] != socket.gethostname() or is_alive(int(holder["pid"])):
         raise StackBusy(
-            "stack: another process is working on it; wait for it, or if it is dead run pulumi "
-            f"cancel ({holder[0] if holder else said})."
+            f"{f'stack {stack}' if stack else 'the selected stack'}: another process is working on "
+            "it; wait for it, or if it is dead run pulumi cancel"
+            f"{f' -s {stack}' if stack else ''} ({holder[0] if holder else said})."
         )

@@ -184,8 +184,10 @@ def test_the_lock_of_a_dead_process_of_this_machine_goes(asked):
 def test_the_lock_of_anybody_else_stays(asked, host, pid):
     given, _, says = asked
     says[0] = LOCKED.format(host=host, pid=pid)
-    with pytest.raises(OperateError, match="another process is working on it; wait for it"):
+    with pytest.raises(OperateError) as caught:
         recover.recover("dev")
+    assert str(caught.value).startswith("stack dev: another process is working on it; wait for it")
+    assert "pulumi cancel -s dev" in str(caught.value)
     assert "cancel --yes" not in given
 
 
