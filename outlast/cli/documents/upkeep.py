@@ -53,6 +53,14 @@ class ToPrune(TypedDict):
     """what has no known price"""
 
 
+class Stays(TypedDict):
+    """Something that a prune leaves although the rule names it."""
+
+    url: str
+    """of a run, or of an experiment whose bundles and environments stay"""
+    why: str
+
+
 class Prune(TypedDict):
     """What a prune would delete; with `--yes`, it then does."""
 
@@ -60,8 +68,8 @@ class Prune(TypedDict):
     bytes: int
     prices_of: str
     """date of the price list"""
-    left: list[str]
-    """what stays although the rule names it, and why"""
+    left: list[Stays]
+    """what stays although the rule names it"""
     unread: list[str]
     """what could not be read, and why"""
 

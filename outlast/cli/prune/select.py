@@ -82,12 +82,23 @@ class Item:
 
 
 @dataclass(frozen=True)
+class Left:
+    """Something that stays although the rule fits."""
+
+    url: str
+    """Of a run, or of an experiment whose bundles and environments stay."""
+    why: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {"url": self.url, "why": self.why}
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a prune would delete, and what it leaves although the rule fits."""
 
     items: tuple[Item, ...]
-    left: tuple[str, ...]
-    """A sentence each."""
+    left: tuple[Left, ...]
     unread: tuple[str, ...]
 
     @property
@@ -103,7 +114,7 @@ class Plan:
             "items": [one.as_json() for one in self.items],
             "bytes": self.size,
             "prices_of": pricing.date(),
-            "left": list(self.left),
+            "left": [one.as_json() for one in self.left],
             "unread": list(self.unread),
         }
 
@@ -206,7 +217,7 @@ class _Chooser:
     """The paths in buckets that open runs and stacks name."""
     unknown: list[str] = field(default_factory=list)
     """Open runs and unread buckets that may need any other run."""
-    left: list[str] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -255,7 +266,7 @@ class _Chooser:
         if head.state.value not in self.rule.states or not self._is_old(bucket, ended.updated):
             return None
         if why := self._why_kept(run, url, head.owner):
-            self.left.append(f"{url}: {why}")
+            self.left.append(Left(url, why))
             return None
         why = f"{head.state} since {format_time(ended.updated)}"
         if not (self.rule.keep_results and head.state is State.DONE):
@@ -264,7 +275,7 @@ class _Chooser:
         if not run.checkpoints:
             return None
         if any(entry.part for entry in head.chain):
-            self.left.append(f"{url}: has parts, whose list is among its checkpoints")
+            self.left.append(Left(url, "has parts, whose list is among its checkpoints"))
             return None
         delete = partial(pruning.drop_checkpoints, bucket.store, run.layout)
         return self._item("checkpoints", bucket, url, why, run.checkpoints, delete)
@@ -272,7 +283,7 @@ class _Chooser:
     def _interrupted(self, bucket: _Bucket, run: KeptRun, url: str) -> Item | None:
         """The rest of a run whose deletion was interrupted, whatever the rule."""
         if run.why:
-            self.left.append(run.why)
+            self.left.append(Left(url, run.why.removeprefix(f"{url}HEAD: ")))
         if run.why or run.pruning is None:
             return None
         try:
@@ -303,11 +314,11 @@ class _Chooser:
         needs = self.needs[bucket.name, kept.experiment]
         home = f"gs://{bucket.name}/{kept.prefix}"
         others = sorted(one for one in kept.owners if not self._is_own(one))
-        why = needs.unknown or (f"{home} belongs to {others[0]}" if others else "")
+        why = needs.unknown or (f"belongs to {others[0]}" if others else "")
         if not kept.owners and kept.experiment not in self.rule.only:
-            why = f"{home}: no run says whose it is; name the experiment to prune it"
+            why = "no run says whose it is; name the experiment to prune it"
         if why:
-            self.left.append(why)
+            self.left.append(Left(f"{home}/", why))
             return
         for kind, objects in ((BUNDLES, kept.bundles), (ENVIRONMENTS, kept.environments)):
             if not getattr(self.rule, kind):

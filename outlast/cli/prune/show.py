@@ -33,9 +33,8 @@ def show_plan(found: Plan) -> None:
     else:
         console.whole_line("nothing to prune by this rule")
     stays: dict[str, list[str]] = {}
-    for sentence in found.left:
-        what, _, why = sentence.partition(": ")
-        stays.setdefault(why, []).append(what)
+    for one in found.left:
+        stays.setdefault(one.why, []).append(one.url)
     for why, all_of in stays.items():
         more = len(all_of) - SHOWN_OF_A_REASON
         others = f" and {more} more (--json lists them)" if more > 0 else ""

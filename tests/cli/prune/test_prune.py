@@ -24,7 +24,7 @@ from outlast.cli.app import cli
 from outlast.cli.audit import owners
 from outlast.cli.errors import UsageError
 from outlast.cli.prune import delete, select, show
-from outlast.cli.prune.select import Plan, Rule
+from outlast.cli.prune.select import Left, Plan, Rule
 from outlast.cloud import credentials
 from tests.cli.records import start_record
 from tests.localcloud.local_cloud import LocalCloud, make_bucket
@@ -136,7 +136,7 @@ def test_old_ended_runs_are_deleted_and_open_young_and_other_ones_stay(world: Wo
     kept.append(world.run("a", "5young", State.DONE))
     plan = chosen(world)
     assert urls(plan) == ["run /a/0done/", "run /a/1failed/"]
-    assert plan.left == (f"{HOME}/b/4theirs/: belongs to organization/other/dev",)
+    assert plan.left == (Left(f"{HOME}/b/4theirs/", "belongs to organization/other/dev"),)
     assert plan.size == sum(one.size for d in (done, failed) for one in world.store.list(d.root))
     assert plan.month.startswith("$")
     before = [paths(world, one) for one in kept]
@@ -163,13 +163,14 @@ def test_what_an_open_run_names_stays(world: World, spec: dict[str, Any]) -> Non
     world.now += 40 * DAY
     plan = chosen(world)
     needed = ["/a/0done/", "/a/1done/"] if "args" in spec else ["/a/0done/"]
-    assert plan.left == tuple(f"{HOME}{one}: an open run or a stack needs it" for one in needed)
+    why = "an open run or a stack needs it"
+    assert plan.left == tuple(Left(f"{HOME}{one}", why) for one in needed)
     assert urls(plan) == ([] if "args" in spec else ["run /a/1done/"])
     # What it needs is not known: nothing is safe.
     start_object = world.store.stat(user.attempt_start(1))
     world.store.delete(start_object.path, generation=start_object.generation)
     assert chosen(world).items == ()
-    assert "what it needs cannot be read" in chosen(world).left[0]
+    assert "what it needs cannot be read" in chosen(world).left[0].why
 
 
 @pytest.mark.parametrize("phase", Phase)
@@ -184,7 +185,9 @@ def test_a_run_that_was_handed_over_needs_nothing_in_its_old_bucket(
     plan = chosen(world)
     is_left = phase is Phase.LEFT
     assert urls(plan) == (["run /a/0done/"] if is_left else [])
-    assert any("handed over" in one for one in plan.left)
+    (left,) = [one for one in plan.left if one.url.startswith(f"{HOME}/b/")]
+    assert left.url == f"{HOME}/b/1open/" and "handed over" in left.why.partition(";")[0]
+    assert not left.why.startswith("gs://")
     assert not is_left or not delete.delete(plan.items)
     assert world.store.stat(moved.head)
 
@@ -208,8 +211,8 @@ def test_what_an_open_run_in_an_unread_bucket_may_name_stays(
     plan = chosen(world)
     assert plan.unread == (f"gs://other: {error}",)
     assert urls(plan) == (["run /a/0done/"] if is_missing else [])
-    why = f"{HOME}/a/0done/: gs://other cannot be read, and an open run there may need it"
-    assert plan.left == (() if is_missing else (why,))
+    left = Left(f"{HOME}/a/0done/", "gs://other cannot be read, and an open run there may need it")
+    assert plan.left == (() if is_missing else (left,))
 
 
 def test_a_bucket_that_cannot_be_read_at_the_second_look_is_an_error(
@@ -235,7 +238,9 @@ def test_the_run_of_a_stack_that_is_up_stays(world: World) -> None:
     run = world.run("a", "0done", State.DONE)
     world.up("organization/mine/a", run)
     world.now += 40 * DAY
-    assert chosen(world).left == (f"{HOME}/a/0done/: its stack is up; destroy that first",)
+    left = Left(f"{HOME}/a/0done/", "its stack is up; destroy that first")
+    assert chosen(world).left == (left,)
+    assert chosen(world).as_json()["left"] == [{"url": left.url, "why": left.why}]
 
 
 def test_what_stays_for_one_reason_is_one_line(
@@ -251,6 +256,20 @@ def test_what_stays_for_one_reason_is_one_line(
     assert line == (
         f"stays: {shown} and 2 more (--json lists them): its stack is up; destroy that first"
     )
+
+
+def test_a_reason_is_shown_whole_whatever_its_address_and_sentence_hold(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sentence was split at its first colon: none left the reason empty, two cut it."""
+    user = world.run("b", "2open", State.OPEN)
+    world.now += 40 * DAY
+    start = world.store.stat(user.attempt_start(1))
+    world.store.delete(start.path, generation=start.generation)
+    show.show_plan(chosen(world, bundles=True))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "stays" in line]
+    why = f"{HOME}/b/2open/ is open, and what it needs cannot be read"
+    assert line == f"stays: {HOME}/b/: {why}"
 
 
 def test_bundles_and_environments_that_nothing_uses_go_too(world: World) -> None:
@@ -279,8 +298,8 @@ def test_bundles_and_environments_that_nothing_uses_go_too(world: World) -> None
     assert urls(plan) == ["run /b/2done/", f"environment /b/environments/{'1' * 64}.zip"]
     delete.delete(plan.items)
     world.stacks.clear()
-    (why,) = chosen(world, **both).left
-    assert "no run says whose it is; name the experiment" in why
+    (left,) = chosen(world, **both).left
+    assert left.url == f"{HOME}/b/" and "name the experiment to prune it" in left.why
     plan = chosen(world, **both, only=frozenset({"b"}))
     assert urls(plan) == [f"bundle /b/bundles/{'2done'.ljust(64, '0')}.zip"]
 
@@ -292,7 +311,7 @@ def test_results_may_be_kept(world: World) -> None:
     world.now += 40 * DAY
     plan = chosen(world, keep_results=True)
     assert urls(plan) == ["checkpoints /a/0done/", "run /a/1failed/"]
-    assert f"{with_parts.root}: has parts" in plan.left[0]
+    assert plan.left[0].url.endswith(with_parts.root) and "has parts" in plan.left[0].why
     assert plan.items[0].size == 1002
     assert delete.delete(plan.items) == []
     head = read_head(world.store, done).head
