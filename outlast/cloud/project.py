@@ -3,13 +3,14 @@
 Each endpoint comes from the provider's own variable, as in `compute.py`. A call has one try.
 """
 
+import contextlib
 import os
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from outlast.cloud.compute import ANSWER_TIMEOUT_SEC, Json, Missing, ask_google
+from outlast.cloud.compute import ANSWER_TIMEOUT_SEC, ComputeError, Json, Missing, ask_google
 from outlast.spec.labels import MANAGED_BY
 
 STORAGE = ("GOOGLE_STORAGE_CUSTOM_ENDPOINT", "https://storage.googleapis.com/storage/v1/")
@@ -64,8 +65,9 @@ class Project:
         return str(self._call(IAM, "POST", path, body)["email"])
 
     def delete_account(self, email: str) -> None:
-        """Deletes a service account; its bindings stay in the policies."""
-        self._call(IAM, "DELETE", f"projects/{self.project}/serviceAccounts/{email}")
+        """Deletes a service account that may already be gone; its bindings stay in the policies."""
+        with contextlib.suppress(Missing):
+            self._call(IAM, "DELETE", f"projects/{self.project}/serviceAccounts/{email}")
 
     def roles(self) -> Iterator[Json]:
         """The custom roles, without deleted ones."""
@@ -74,8 +76,16 @@ class Project:
                 yield role
 
     def delete_role(self, name: str) -> None:
-        """Deletes a custom role. Google keeps its id for weeks."""
-        self._call(IAM, "DELETE", name)
+        """Deletes a custom role that may already be gone. Google keeps its id for weeks, and the
+        role, marked as deleted, for a time.
+        """
+        try:
+            self._call(IAM, "DELETE", name)
+        except Missing:
+            return
+        except ComputeError:
+            if not self._call(IAM, "GET", name).get("deleted"):
+                raise
 
     # Buckets
 
@@ -133,10 +143,11 @@ class Project:
         return frozenset(self._call(STORAGE, "GET", path).get("permissions") or ())
 
     def delete_bucket(self, name: str) -> None:
-        """Deletes an empty bucket. Google refuses one with objects (page "Delete bucket" of Cloud
-        Storage's XML API, read on 2026-11-30).
+        """Deletes an empty bucket that may already be gone. Google refuses one with objects (page
+        "Delete bucket" of Cloud Storage's XML API, read on 2026-11-30).
         """
-        self._call(STORAGE, "DELETE", f"b/{name}")
+        with contextlib.suppress(Missing):
+            self._call(STORAGE, "DELETE", f"b/{name}")
 
     def empty_bucket(self, name: str) -> None:
         """Deletes everything in a bucket."""

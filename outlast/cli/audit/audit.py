@@ -6,6 +6,7 @@ is recognised by its age: what is younger than `min_age`, and all else of a stac
 young, is left alone too. Ages are counted by this machine's clock.
 """
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 from outlast.base.codec import format_time
 from outlast.bucket import inventory
-from outlast.bucket.head import Head, HeadError, read_head
+from outlast.bucket.head import Head, HeadError, HeadLost, read_head
 from outlast.bucket.inventory import Kept
 from outlast.bucket.layout import Layout
 from outlast.bucket.standing import is_expired
@@ -28,7 +29,7 @@ from outlast.cli.audit.finder import Resource
 from outlast.cli.audit.owners import Owner
 from outlast.cli.errors import OperateError, about
 from outlast.cloud import builder
-from outlast.cloud.compute import Compute, ComputeError, Json
+from outlast.cloud.compute import Compute, ComputeError, Json, Missing
 from outlast.cloud.project import Project
 from outlast.costs import existing, pricing
 from outlast.spec import labels
@@ -206,6 +207,8 @@ class _Auditor:
     owned: frozenset[str] = frozenset()
     """What they own of the Google project."""
     buckets: Mapping[str, _Bucket] = field(default_factory=dict)
+    waits: Mapping[str, str] = field(default_factory=dict)
+    """Marks of stacks whose group may still begin a run, and why it may."""
     young: frozenset[str] = frozenset()
     """Marks of stacks that have something younger than the least age."""
 
@@ -228,6 +231,7 @@ class _Auditor:
         )
         self.buckets = {one.name: one for one in self._open_buckets(bodies, found, stack)}
         self.young = self._young_marks([*found, *principals])
+        self.waits = dict(self._waiting_groups(found))
         disks = {str(one.body["selfLink"]): one.body for one in found if one.kind == "disk"}
         findings = [f for one in found if (f := self._judged(one, disks))]
         leaked = [(one, f) for one in principals if (f := self._judged(one, {}))]
@@ -303,6 +307,8 @@ class _Auditor:
     def _held(self, mark: str) -> str:
         """Why what a stack of no known backend created may still be needed; empty if it is not."""
         project, stack, experiment = labels.stack_of(mark)
+        if waits := self.waits.get(mark):
+            return f"{waits}, so a stack of another backend may own it; --open-runs removes it too"
         for bucket in self.buckets.values():
             for kept in bucket.kept:
                 for run in kept.runs if kept.experiment == experiment else ():
@@ -315,6 +321,41 @@ class _Auditor:
         if self.unread:
             return "not everything could be read, so a run may be open; --open-runs removes it too"
         return ""
+
+    def _waiting_groups(self, found: Iterable[Resource]) -> Iterator[tuple[str, str]]:
+        """The marks of groups that want a VM whose run has not begun: the bucket has nothing of it
+        that would be open. A group may wait for capacity for days."""
+        templates = {one.path: one.body["properties"] for one in found if one.kind == "template"}
+        for one in found:
+            if one.kind != "group" or not int(one.body.get("targetSize") or 0):
+                continue
+            for used in finder.templates_of(one.body):
+                properties = templates.get(used, {})
+                until = (properties.get("scheduling") or {}).get("terminationTime")
+                if until and datetime.fromisoformat(until) <= self.now:
+                    continue  # The platform creates no VM any more.
+                if why := self._not_begun(properties.get("metadata") or {}):
+                    yield one.mark, f"group {one.name} waits for a VM, and {why}"
+
+    def _not_begun(self, metadata: Json) -> str:
+        """Why a VM with this metadata may still begin its run, or its run's next resume; empty if
+        it has begun, which its HEAD says more of."""
+        items = {one["key"]: str(one.get("value", "")) for one in metadata.get("items") or ()}
+        layout = Layout(items.get("outlast-prefix", ""), items.get("outlast-run", ""))
+        if not layout.run:
+            return ""
+        url = f"gs://{items.get('outlast-bucket', '')}/{layout.root}"
+        bucket = self.buckets.get(items.get("outlast-bucket", ""))
+        if bucket is None:
+            return ""  # There is none, or it could not be read, which holds everything.
+        try:
+            head, _ = read_head(bucket.store, layout)
+            resume = int(items.get("outlast-resume") or 0)
+        except HeadLost:
+            return f"{url} has not begun"
+        except (HeadError, StoreError, ValueError):
+            return ""  # It counts as open.
+        return f"{url} has not begun resume {resume}" if head.resume < resume else ""
 
     def _outlived(self, vm: Resource, group: str, disks: Mapping[str, Json]) -> Finding | None:
         """A VM of a stack's group whose run has ended."""
@@ -333,12 +374,16 @@ class _Auditor:
         since = written.updated if head.state.ended else head.deadline
         if not why or self.now - since < self.min_age + keep:
             return None
-        compute = Compute(self.project)
-        resize = f"{group}/resize?size=0"
+
+        def resize() -> None:
+            with contextlib.suppress(Missing):  # the group is gone, and its VM with it
+                path = f"{group}/resize?size=0"
+                Compute(self.project).order("POST", path, limit_sec=finder.DELETE_SEC)
+
         return Finding(
             *("VM", vm.name, f"outlived its run: {layout.prefix}/{layout.run} {why}"),
             existing.of("VM", vm.body, disks),
-            lambda: compute.order("POST", resize, limit_sec=finder.DELETE_SEC),
+            resize,
             vm.mark,
             vm.path,
         )
@@ -361,12 +406,13 @@ class _Auditor:
     def _open_buckets(
         self, bodies: Mapping[str, Json], found: Iterable[Resource], stack: str
     ) -> Iterator[_Bucket]:
-        """These, those of stacks and settings, and those that VMs name."""
+        """These, those of stacks and settings, and those that VMs and templates name."""
         here = (one for one in experiments.settings() if one.project == self.project)
         names = {*bodies, *(one.bucket for one in here)}
         names |= {one.bucket for one in self.owners if one.cloud == self.project}
         for one in found:
-            items = (one.body.get("metadata") or {}).get("items") or ()
+            of_vm = one.body.get("properties") or one.body
+            items = (of_vm.get("metadata") or {}).get("items") or ()
             names |= {str(i.get("value")) for i in items if i.get("key") == "outlast-bucket"}
         for name in sorted(names - {""}):
             try:

@@ -6,13 +6,14 @@ description (`outlast.spec.labels`), never by name alone. Bindings are found by 
 that they name. All lists are of all zones and regions.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from outlast.base.retry import BRIEF
-from outlast.cloud.compute import Compute, Json
+from outlast.cloud.compute import Compute, Json, Missing
 from outlast.cloud.project import Project, without_members
 from outlast.spec import labels
 
@@ -73,9 +74,7 @@ def billed(project: str, mark: str = "") -> Iterator[Resource]:
         if wanted(found := labels.mark_of(one["properties"].get("labels")))
     }
     for group in compute.aggregated("instanceGroupManagers"):
-        used = [group, *(group.get("versions") or [])]
-        paths = (path_of(one.get("instanceTemplate") or "") for one in used)
-        of = next((templates[path][1] for path in paths if path in templates), "")
+        of = next((templates[path][1] for path in templates_of(group) if path in templates), "")
         if of:
             yield _resource(compute, "group", group, of)  # A group deletes its VMs.
     for vm in compute.aggregated("instances"):
@@ -146,6 +145,12 @@ def bindings(project: str, buckets: Iterable[str], of: Iterable[Resource]) -> It
             )
 
 
+def templates_of(group: Json) -> list[str]:
+    """The paths of the templates that a group names."""
+    used = [group, *(group.get("versions") or [])]
+    return [path_of(one.get("instanceTemplate") or "") for one in used]
+
+
 def path_of(link: str) -> str:
     """A resource's path below its project, without a version."""
     return link.partition("/projects/")[2].partition("/")[2].partition("?")[0]
@@ -178,12 +183,14 @@ def _bindings(
                 found.setdefault(mark, set()).add(name)
 
     def remove(mark: str) -> None:
-        # A policy that has changed since it was read is refused, and read again.
-        BRIEF(
-            lambda: set_policy(
-                without_members(policy(), lambda role, member: mark_of(role, member) == mark)
+        # A policy that has changed since it was read is refused, and read again; a bucket that is
+        # gone has none.
+        with contextlib.suppress(Missing):
+            BRIEF(
+                lambda: set_policy(
+                    without_members(policy(), lambda role, member: mark_of(role, member) == mark)
+                )
             )
-        )
 
     for mark, names in found.items():
         yield Resource(

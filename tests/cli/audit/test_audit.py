@@ -280,6 +280,65 @@ def test_an_open_run_of_an_unknown_stack_is_only_removed_on_request(
     assert said(found()) == set()
 
 
+@pytest.mark.parametrize("head", ["none", "ended", "before its resume", "unreadable"])
+def test_a_group_of_an_unknown_stack_that_waits_for_its_first_vm_is_only_removed_on_request(
+    cloud: LocalCloud, backend: Backend, head: str
+) -> None:
+    """Another backend's stack may be up, whose run no VM could begin yet: the bucket says nothing
+    of it."""
+    bucket = make_bucket(cloud, **MANAGED)
+    store = open_store(f"gs://{bucket}")
+    if head == "unreadable":
+        store.put(Layout("experiments/gone", RUN).head, b"{}")
+    elif head != "none":
+        runs(store, "gone", State.FAILED)
+    resume = "1" if head == "before its resume" else "0"
+    names = {"bucket": bucket, "prefix": "experiments/gone", "run": RUN, "resume": resume}
+    make(cloud, "gone", {f"outlast-{key}": value for key, value in names.items()})
+    first = [one for one in found().findings if one.mark]
+    assert first and {bool(one.held) for one in first} == {head != "ended"}
+    if head in ("none", "before its resume"):
+        assert "group gone-g waits for a VM" in first[0].held
+
+
+def test_a_group_that_may_create_no_vm_any_more_holds_nothing(
+    cloud: LocalCloud, backend: Backend
+) -> None:
+    """Its run never began; it was resized to 0, or its template's time is over."""
+    bucket = make_bucket(cloud, **MANAGED)
+    names = {"bucket": bucket, "prefix": "experiments/gone", "run": RUN, "resume": "0"}
+    make(cloud, "gone", {f"outlast-{key}": value for key, value in names.items()})
+    ok(cloud, "POST", f"{BASE}/zones/{ZONE}/instanceGroupManagers/gone-g/resize?size=0")
+    wait(lambda: not vms(cloud, "gone-g"))
+    assert not [one for one in found().findings if one.held]
+
+
+def test_what_goes_between_the_look_and_the_removal_is_no_failure(
+    cloud: LocalCloud, backend: Backend
+) -> None:
+    """Another audit, or a destroy, deletes the same: an account, a role (which Google keeps, marked
+    as deleted), a bucket, and the bucket whose policy named the account."""
+    make(cloud, "gone")
+    bucket = make_bucket(cloud, **MANAGED)
+    policy = ok(cloud, "GET", f"/storage/v1/b/{bucket}/iam")
+    email = f"outlast-gone@{PROJECT}.iam.gserviceaccount.com"
+    binding = {"role": "roles/storage.objectViewer", "members": [f"serviceAccount:{email}"]}
+    body = {**policy, "bindings": [*(policy.get("bindings") or ()), binding]}
+    ok(cloud, "PUT", f"/storage/v1/b/{bucket}/iam", body)
+    first = found()
+    kinds = [one.kind for one in first.findings]
+    assert {"service account", "role", "bucket", f"bindings in gs://{bucket}:"} <= {*kinds}
+    iam = f"/iam/v1/projects/{PROJECT}"
+    gone = (
+        f"/storage/v1/b/{bucket}",
+        f"{iam}/serviceAccounts/{email}",
+        f"{iam}/roles/outlast_gone",
+    )
+    for path in gone:
+        assert cloud.call("DELETE", path).status_code < 300
+    assert audit.remove(first) == ([], [])
+
+
 def test_a_vm_that_came_up_after_its_group_was_gone_is_found_and_removed(
     cloud: LocalCloud, backend: Backend
 ) -> None:
