@@ -15,3 +15,15 @@ def did_you_mean(word: object, known: Iterable[str], otherwise: str = "") -> str
     """The end of a sentence about an unknown word: a question, or ``otherwise``."""
     near = nearest(word, known)
     return f"did you mean {near[0]}?" if near else otherwise
+
+
+SHOWN_NAMES = 20
+"""Of a list of known words, how many a sentence shows."""
+
+
+def choices(word: object, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the nearest if one is near, and all of them."""
+    names = sorted(known)
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    there = f"known are {', '.join(names[:SHOWN_NAMES])}{more}" if names else "there is none"
+    return " ".join(filter(None, [did_you_mean(word, names), there]))

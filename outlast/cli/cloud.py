@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from outlast.base.folders import PACKAGE
 from outlast.base.http_client import RequestFailed, ask
+from outlast.base.suggest import choices
 from outlast.cli import endpoint
 from outlast.cli.engine import (
     Parts,
@@ -28,7 +29,7 @@ from outlast.cli.engine import (
     path_variable,
     scrubbed,
 )
-from outlast.cli.errors import CloudError
+from outlast.cli.errors import CloudError, UsageError
 from outlast.cli.terminal import say
 from outlast.cloud.project import managed_bucket
 
@@ -109,9 +110,19 @@ class LocalCloud:
         """What it has to say about the machines that its VMs are, oldest first."""
         return self.call("GET", "/_local/notes")
 
-    def act(self, vm: str, action: str) -> None:
-        """`kill`, `preempt`, `freeze` or `thaw` of one VM. CloudError: no such VM."""
+    def act(self, vm: str | None, action: str) -> str:
+        """`kill`, `preempt`, `freeze` or `thaw` of one VM, by default the only one; returns its
+        name. Raises UsageError for another name.
+        """
+        known = [one["name"] for one in self.vms()]
+        if vm is None:
+            if len(known) != 1:
+                raise UsageError(f"VM: say which; {choices('', known)}.")
+            vm = known[0]
+        elif vm not in known:
+            raise UsageError(f"VM {vm}: the local cloud has no such VM; {choices(vm, known)}.")
         self.call("POST", f"/_local/vms/{quote(vm, safe='')}/{action}")
+        return vm
 
     def group_size(self, group: str, place: str) -> int | None:
         """The target size of a group in a zone or region; None if there is no such group."""

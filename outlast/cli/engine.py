@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.base import folders
 from outlast.base.folders import PACKAGE, PROJECT_FILE
-from outlast.cli import parts
+from outlast.base.suggest import choices
+from outlast.cli import names, parts
 from outlast.cli.endpoint import check_local_cloud
-from outlast.cli.errors import EngineError, NoEngine, NoPlugin
+from outlast.cli.errors import EngineError, NoEngine, NoPlugin, NoStack
 from outlast.spec import sweeps
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ LOCK_HOLDER = re.compile(r"created by \S+@(?P<host>\S+) \(pid (?P<pid>[0-9]+)\)"
 PLUGIN = "pulumi-resource-gcp"
 """Google's provider for the engine, which the stand-in of the local cloud replaces."""
 
-NO_STACK = "no stack named"
+_NO_STACK = re.compile(r"no stack named '([^']*)' found")
 """The engine's message about a stack that its backend does not know."""
 
 TORN = ": EOF"
@@ -412,8 +413,21 @@ def run_engine(args: list[str], *, env: Mapping[str, str], cwd: Path | None = No
     if done.returncode:
         said = done.stderr or done.stdout
         reported = _refusal(said) or _reason(said)
+        if unknown := _NO_STACK.search(reported):
+            raise NoStack(_no_stack(unknown[1]))
         raise EngineError(reported or f"pulumi {' '.join(args)}: {said.strip()}")
     return done.stdout
+
+
+def _no_stack(name: str) -> str:
+    """A sentence about a stack that the backend does not know, with those that the project has."""
+    known = names.stacks()
+    if name.rpartition("/")[2] in known:
+        return (
+            f"stack {name}: has settings, but this backend has no such stack; create it with "
+            f"pulumi stack init {name}, or log in to the backend that has it (pulumi login)."
+        )
+    return f"stack {name}: this backend has no such stack; {choices(name, known)}."
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 OperateError
 ├── EngineError     no engine that fits, or the engine ended with an error
 │   ├── NoEngine    it is not on PATH
+│   ├── NoStack     the backend has no stack of that name
 │   └── NoPlugin    Google's provider plugin is not installed
 ├── NotUp           a stack that declares nothing now
 ├── CloudError      the local cloud did not start or does not answer
@@ -28,6 +29,12 @@ class EngineError(OperateError):
 
 class NoEngine(EngineError):
     """There is no `pulumi` on PATH."""
+
+
+class NoStack(EngineError):
+    """The backend has no stack of that name."""
+
+    exit_code = exits.USAGE
 
 
 class NoPlugin(EngineError):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.base.exits import State
-from outlast.base.suggest import did_you_mean, nearest
+from outlast.base.suggest import choices, nearest
 from outlast.base.visible import one_line, visible
 from outlast.bucket import pages
 from outlast.bucket.data import CACHE_VARIABLE, DataError, user_cache
@@ -29,6 +29,7 @@ from outlast.cli.errors import (
     CloudError,
     EngineError,
     NoEngine,
+    NoStack,
     NotUp,
     OperateError,
     UsageError,
@@ -42,8 +43,6 @@ from outlast.spec.result import METRICS_FILE
 
 BEST = "best"
 SHOWN_ROWS = 20
-SHOWN_NAMES = 20
-"""How many experiments a message lists."""
 
 
 class Table(Sequence[Mapping[str, Any]]):
@@ -372,7 +371,7 @@ def _of_experiment(name: str) -> Place:
     """The run of the stack of that name; without such a stack, or if it is not up, the
     experiment's newest run in the buckets that this project's stacks use.
     """
-    from outlast.cli import engine, stack
+    from outlast.cli import stack
 
     try:
         deployed = stack.find(name)
@@ -383,12 +382,12 @@ def _of_experiment(name: str) -> Place:
         why = "the stack of that name is not up"
     except NoEngine:
         why = "pulumi is not on PATH, so stacks were not looked for"
-    except EngineError as error:
-        if engine.NO_STACK not in str(error):
-            raise EngineError(
-                f"{name}: {_no_run(Path(name))}, and no stack of that name was found: {error}"
-            ) from None
+    except NoStack:
         why = "no stack has that name"
+    except EngineError as error:
+        raise EngineError(
+            f"{name}: {_no_run(Path(name))}, and no stack of that name was found: {error}"
+        ) from None
     by_stack = {one.stack: one for one in experiments.settings()}
     experiment = by_stack[name].experiment if name in by_stack else name
     known = {*by_stack}
@@ -419,10 +418,9 @@ def _instead(name: str, known: Sequence[str]) -> str:
         return f"outlast up {name} starts one"
     if near := _near(Path(name)):
         return near
-    more = f" and {len(known) - SHOWN_NAMES} more" if len(known) > SHOWN_NAMES else ""
-    there = f"known are {', '.join(known[:SHOWN_NAMES])}{more}" if known else ""
-    other = f"name a stack, the folder of a run, or gs://BUCKET/{experiments.ROOT}{name}"
-    return "; ".join(filter(None, [did_you_mean(name, known), there])) or other
+    if known:
+        return choices(name, known)
+    return f"name a stack, the folder of a run, or gs://BUCKET/{experiments.ROOT}{name}"
 
 
 def find_damaged(where: str) -> Place:
@@ -484,7 +482,7 @@ def _in_bucket(name: str, bucket: str, path: str) -> Place:
     except StoreError as error:  # it names the bucket
         raise OperateError(about(name, error)) from None
     where = "" if name.startswith("gs://") else f" in gs://{bucket}/{path}"
-    meant = did_you_mean(name, known, otherwise="check the name")
+    meant = choices(name, known) if known else "check the name"
     raise UsageError(f"{name}: no run was found{where}; {meant}")
 
 

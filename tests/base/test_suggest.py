@@ -2,7 +2,7 @@
 
 import pytest
 
-from outlast.base.suggest import did_you_mean, nearest
+from outlast.base.suggest import choices, did_you_mean, nearest
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,16 @@ def test_how_near_is_near_enough():
     assert nearest("xyz", ["epochs"], cutoff=0) == ["epochs"]
     assert nearest("epoch", {"epochs": 1, "steps": 2}) == ["epochs"]
     assert nearest("epoch", ["step", "epochs", "epos"], most=2) == ["epochs", "epos"]
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "expected"),
+    [
+        ("frist", ["second", "first"], "did you mean first? known are first, second"),
+        ("x", ["second", "first"], "known are first, second"),
+        ("x", [], "there is none"),
+        ("x", [f"n{i:02}" for i in range(22)], " and 2 more"),
+    ],
+)
+def test_a_sentence_lists_what_there_is(word, known, expected):
+    assert choices(word, known).endswith(expected)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from outlast.base import exits
 from outlast.base.folders import PACKAGE
 from outlast.cli import cloud as clouds
 from outlast.cli.engine import PLUGIN, find_parts
@@ -114,7 +115,10 @@ def test_what_the_rehearsal_does_done_by_hand(shell: Shell):
     wait_until(lambda: committed_in(shell, 1), "steps of attempt 1")
     shell.cloud("preempt", vm)
     wait_until(lambda: committed_in(shell, 2), "steps of attempt 2")
-    shell.cloud("kill", vm)
+    for action in ("kill", "preempt", "freeze", "thaw"):
+        wrong = shell.outlast("cloud", action, f"{vm}x", "--state", str(shell.state))
+        assert f"no such VM; did you mean {vm}? known are {vm}." in wrong.stderr
+    assert shell.cloud("kill") == f"{vm}: killed\n"  # the only one
     wait_until(lambda: committed_in(shell, 3), "steps of attempt 3")
     assert [a["reason"] for a in shell.status()["attempts"][:2]] == ["preempted", "vm-lost"]
     (line,) = [line for line in shell.cloud("status").splitlines() if "RUNNING" in line]
@@ -289,8 +293,10 @@ def test_a_vm_that_does_not_exist_is_named(shell: Shell):
     shell.cloud("start")
     for vm in ("a b", "ü", "../x"):
         done = shell.outlast("cloud", "kill", vm, "--state", str(shell.state))
-        assert done.returncode == 1
-        assert "Traceback" not in done.stderr and vm in done.stderr
+        assert done.returncode == exits.USAGE
+        assert f"VM {vm}: the local cloud has no such VM; there is none." in done.stderr
+    done = shell.outlast("cloud", "thaw", "--state", str(shell.state))
+    assert (done.returncode, "VM: say which; there is none." in done.stderr) == (exits.USAGE, True)
 
 
 def test_a_folder_that_others_can_read_is_closed_and_said(shell: Shell):

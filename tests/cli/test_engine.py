@@ -78,7 +78,6 @@ def failed(folder, expected):
     [
         (SAID, "run 02ad602e43 is open at step 320; undo the change"),
         ("error: outlast:zone 'x': must be a zone", "outlast:zone 'x': must be a zone"),
-        ("error: no stack named 'x' found", "no stack named 'x' found"),
     ],
 )
 def test_an_error_is_its_sentence_alone(tmp_path, said, expected, as_json):

@@ -10,9 +10,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from outlast.cli import names
+from outlast.base import exits
+from outlast.cli import engine, names
 from outlast.cli.app import COMMANDS, cli
 from outlast.cli.commands.completion import SHELLS
+from outlast.cli.errors import NoStack, OperateError
 from outlast.loop.command import mark
 from outlast.loop.command.__main__ import parser
 
@@ -118,3 +120,48 @@ def test_the_script_is_the_shells(shell: str) -> None:
 def test_a_shell_that_is_not_known_is_refused() -> None:
     assert CliRunner().invoke(cli, ["completion", "tcsh"]).exit_code == 2
     assert "completion" in COMMANDS
+
+
+MORE_WORDS = {
+    "outlast dev pull": ["logs", "."],
+    "outlast data push": ["."],
+    "outlast resume": [],
+    "outlast ssh": [],
+}
+"""What else a command needs beside the name of an experiment."""
+NEEDS_STACK = sorted(
+    words
+    for words, command in commands()
+    if any(
+        isinstance(one, click.Argument) and one.name in ("experiment", "experiments", "stack")
+        for one in command.params
+    )
+    and words != "outlast prune"  # whose experiments are in buckets
+)
+
+
+@pytest.mark.parametrize("words", NEEDS_STACK)
+def test_every_command_suggests_the_nearest_stack_and_lists_the_rest(
+    project: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    pulumi = project / "bin" / "pulumi"
+    pulumi.parent.mkdir()
+    pulumi.write_text("#!/bin/sh\necho \"error: no stack named 'scond' found\" >&2\nexit 255\n")
+    pulumi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(pulumi.parent))
+    done = CliRunner().invoke(cli, [*words.split()[1:], "scond", *MORE_WORDS.get(words, [])])
+    error = done.exception
+    assert isinstance(error, OperateError), done.output
+    assert "did you mean second? known are first, first-b, second" in f"{error}{done.output}"
+    assert error.exit_code == exits.USAGE
+
+
+def test_a_stack_with_settings_that_another_backend_has(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulumi = project / "bin" / "pulumi"
+    pulumi.parent.mkdir()
+    pulumi.write_text("#!/bin/sh\necho \"error: no stack named 'first' found\" >&2\nexit 255\n")
+    pulumi.chmod(0o755)
+    with pytest.raises(NoStack, match="stack first: has settings, but this backend has no such"):
+        engine.run_engine(["preview"], env={"PATH": str(pulumi.parent)})

@@ -25,7 +25,7 @@ from outlast.cli import (
     stack,
     status,
 )
-from outlast.cli.errors import CloudError, EngineError, NotUp, OperateError, UsageError
+from outlast.cli.errors import CloudError, EngineError, NoStack, NotUp, OperateError, UsageError
 from outlast.cli.runs import Table
 from tests.loop import programs
 from tests.stores import BUCKET, storage_api  # noqa: F401  a fixture
@@ -206,7 +206,7 @@ def test_a_name_that_is_nothing_says_what_was_looked_for(
     monkeypatch.setattr(experiments, "settings", tuple)
 
     def unknown(name: str) -> None:
-        raise EngineError(f"{engine.NO_STACK} 'first' found")
+        raise NoStack("stack first: this backend has no such stack")
 
     monkeypatch.setattr(stack, "find", unknown)
     with pytest.raises(UsageError) as caught:
@@ -390,7 +390,7 @@ def test_a_name_without_runs_is_answered_with_those_that_have_some(
         runs.find("expp")
     assert str(caught.value) == (
         "expp: no such folder, and the stack of that name is not up; gs://runs has no run of it;"
-        " did you mean exp?; known are exp, first"
+        " did you mean exp? known are exp, first"
     )
     (project / "Pulumi.other.yaml").write_text("config: {outlast:bucket: runs}")
     with pytest.raises(UsageError, match="gs://runs has no run of it; outlast up other starts one"):

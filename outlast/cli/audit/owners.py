@@ -10,7 +10,7 @@ from typing import Any
 
 from outlast.bucket.transfer import in_parallel
 from outlast.cli import engine
-from outlast.cli.errors import EngineError
+from outlast.cli.errors import NoStack
 from outlast.spec import labels
 
 AT_ONCE = 4
@@ -90,10 +90,8 @@ def _export(name: str) -> Mapping[str, Any] | None:
     """None if the stack was removed since it was listed."""
     try:
         return json.loads(engine.run_engine(["stack", "export", "-s", name], env=os.environ))
-    except EngineError as error:
-        if engine.NO_STACK in str(error):
-            return None
-        raise
+    except NoStack:
+        return None
 
 
 def _paths(resource: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -190,52 +190,54 @@ def cloud_status(state: Path | None) -> None:
 
 
 @cloud.command()
-@click.argument("vm")
+@click.argument("vm", required=False)
 @_state_option
-def kill(vm: str, state: Path | None) -> None:
-    """Kill a VM without a notice, as a host error does.
+def kill(vm: str | None, state: Path | None) -> None:
+    """Kill a VM, by default the only one, without a notice, as a host error does.
 
     \b
     outlast cloud kill first-0123456789-x1y2
     """
-    _running(state).act(vm, "kill")
+    vm = _running(state).act(vm, "kill")
     say(f"{vm}: killed")
 
 
 @cloud.command()
-@click.argument("vm")
+@click.argument("vm", required=False)
 @_state_option
-def preempt(vm: str, state: Path | None) -> None:
-    """Preempt a VM: the notice, then SIGTERM, then SIGKILL.
+def preempt(vm: str | None, state: Path | None) -> None:
+    """Preempt a VM, by default the only one: the notice, then SIGTERM, then SIGKILL.
 
     \b
     outlast cloud preempt first-0123456789-x1y2
     """
-    _running(state).act(vm, "preempt")
+    vm = _running(state).act(vm, "preempt")
     say(f"{vm}: preempted")
 
 
 @cloud.command()
-@click.argument("vm")
+@click.argument("vm", required=False)
 @_state_option
-def freeze(vm: str, state: Path | None) -> None:
-    """Stop the time of a VM: it gives no sign of life, and is not recreated.
+def freeze(vm: str | None, state: Path | None) -> None:
+    """Stop the time of a VM, by default the only one.
+
+    It gives no sign of life, and is not recreated.
 
     \b
     outlast cloud freeze first-0123456789-x1y2
     """
-    _running(state).act(vm, "freeze")
+    vm = _running(state).act(vm, "freeze")
     say(f"{vm}: frozen; `outlast cloud thaw {vm}` lets it work again")
 
 
 @cloud.command()
-@click.argument("vm")
+@click.argument("vm", required=False)
 @_state_option
-def thaw(vm: str, state: Path | None) -> None:
-    """Let a frozen VM work again.
+def thaw(vm: str | None, state: Path | None) -> None:
+    """Let a frozen VM, by default the only one, work again.
 
     \b
     outlast cloud thaw first-0123456789-x1y2
     """
-    _running(state).act(vm, "thaw")
+    vm = _running(state).act(vm, "thaw")
     say(f"{vm}: works again")

@@ -79,8 +79,8 @@ def sync(
     from outlast.cli.dev.source import Source
     from outlast.cli.dev.sync import Sync
 
-    folder = source or _source_of(experiment)
     deployed, way = _way(experiment, user)
+    folder = source or _source_of(experiment)
     Sync(
         deployed,
         way,

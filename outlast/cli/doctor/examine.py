@@ -13,11 +13,10 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from outlast.base.suggest import did_you_mean
 from outlast.bucket.transfer import in_parallel
-from outlast.cli import endpoint, engine, experiments, projects, version
+from outlast.cli import endpoint, engine, projects, version
 from outlast.cli import stack as stacks
-from outlast.cli.errors import EngineError, UsageError
+from outlast.cli.errors import EngineError
 from outlast.cloud import credentials, deployer, fit, images, refusals
 from outlast.cloud.compute import Compute, ComputeError
 from outlast.cloud.project import Project
@@ -84,7 +83,7 @@ class Diagnosis:
 def examine(stack: str = "", *, project: str = "", zone: str = "") -> Diagnosis:
     """Examines a stack, or the project that `projects.choose` finds.
 
-    Raises UsageError if no project is named or the stack does not exist, EngineError, and
+    Raises UsageError if no project is named, NoStack, EngineError, and
     CloudError if this shell's local cloud is stopped.
     """
     endpoint.check_local_cloud()
@@ -115,16 +114,7 @@ def examine(stack: str = "", *, project: str = "", zone: str = "") -> Diagnosis:
 
 def _config(stack: str) -> tuple[dict[str, Any], set[str]]:
     """The stack's settings by full key, without secret values, and which are secret."""
-    try:
-        text = engine.run_engine(["config", "--json", "-s", stack], env=os.environ)
-    except EngineError as error:
-        if engine.NO_STACK not in str(error):
-            raise
-        known = [one.stack for one in experiments.settings()]
-        raise UsageError(
-            f"stack {stack!r}: this backend has no such stack;"
-            f" {did_you_mean(stack, known, 'pulumi stack ls lists them')}"
-        ) from None
+    text = engine.run_engine(["config", "--json", "-s", stack], env=os.environ)
     entries = json.loads(text)
     secret = {key for key, entry in entries.items() if entry.get("secret")}
     return {key: entry.get("value") for key, entry in entries.items() if key not in secret}, secret

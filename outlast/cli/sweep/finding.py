@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from outlast.base.suggest import did_you_mean
+from outlast.base.suggest import choices
 from outlast.bucket import sweeps as objects_of_sweeps
 from outlast.bucket.store import NotFound, StoreError
 from outlast.bucket.sweeps import SweepObjects
@@ -12,8 +12,6 @@ from outlast.cli.sweep import bring_up, file, states, trials
 from outlast.cli.sweep.bring_up import Prepared
 from outlast.cli.sweep.states import SweepState
 from outlast.spec import sweeps
-
-SHOWN_NAMES = 20
 
 
 def is_file(where: str) -> bool:
@@ -74,13 +72,7 @@ def named(name: str) -> SweepObjects:
             unread.append(about(f"gs://{bucket}", error))
     if unread:  # It may be there.
         raise OperateError("; ".join([f"sweep {name}: was not found", *unread]))
-    listed = sorted(known)
-    more = f" and {len(listed) - SHOWN_NAMES} more" if len(listed) > SHOWN_NAMES else ""
-    there = f"there are {', '.join(listed[:SHOWN_NAMES])}{more}" if known else "there is none"
-    hint = did_you_mean(name, listed)
-    raise UsageError(
-        f"sweep {name!r}: no bucket of this project has it; {f'{hint} ' if hint else ''}{there}."
-    )
+    raise UsageError(f"sweep {name!r}: no bucket of this project has it; {choices(name, known)}.")
 
 
 def state_if_known(asked: Prepared) -> tuple[SweepState, str]:

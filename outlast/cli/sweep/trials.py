@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.base.codec import canonical_json
 from outlast.base.folders import PROJECT_FILE
-from outlast.base.suggest import did_you_mean
+from outlast.base.suggest import choices
 from outlast.bucket.layout import Layout
 from outlast.cli import engine, experiments
 from outlast.cli.errors import UsageError
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from outlast.settings import Settings
 
 NAMESPACE = "outlast:"
-SHOWN_NAMES = 20
 SEED = "seed"
 """The parameter whose values only repeat a trial."""
 _OF_SHARED = (*foundation.OUTPUTS, *foundation.OWN_ONLY, "ipRange", "imageRecipe")
@@ -88,12 +87,9 @@ def read_base(name: str, where: str) -> Base:
     file = project / str(definition.get("stackConfigDir") or ".") / f"Pulumi.{name}.yaml"
     if "/" in name or not file.is_file():
         known = [one.stack for one in experiments.settings()]
-        more = f" and {len(known) - SHOWN_NAMES} more" if len(known) > SHOWN_NAMES else ""
-        there = f"there are {', '.join(known[:SHOWN_NAMES])}{more}" if known else "there is none"
-        hint = did_you_mean(name, known)
         raise UsageError(
             f"{where}: base {name!r}: this project has no stack of that name;"
-            f" {f'{hint} ' if hint else ''}{there}."
+            f" {choices(name, known)}."
         )
     try:
         document = yaml.safe_load(file.read_text()) or {}

@@ -13,7 +13,7 @@ from outlast.cli import stack as stacks
 from outlast.cli.app import cli
 from outlast.cli.doctor import examine
 from outlast.cli.doctor.examine import Check, Verdict
-from outlast.cli.errors import EngineError, UsageError
+from outlast.cli.errors import UsageError
 from outlast.cloud import credentials, deployer, images, refusals
 from tests.localcloud.compute.test_compute import BASE, wait
 from tests.localcloud.local_cloud import PROJECT, LocalCloud, make_bucket
@@ -254,19 +254,6 @@ def test_the_command_exits_with_three_and_its_json_has_no_token(
     assert TOKEN not in done.output
     shown = CliRunner().invoke(cli, ["doctor"]).output
     assert "PROBLEM  outlast:image" in shown and "1 to solve before an up can work" in shown
-
-
-def test_a_stack_that_does_not_exist_is_refused_with_the_nearest(
-    cloud: LocalCloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> str:
-        raise EngineError("no stack named 'frist' found")
-
-    monkeypatch.setattr(engine, "run_engine", refuse)
-    own = (experiments.Settings("first", "b", "first"),)
-    monkeypatch.setattr(experiments, "settings", lambda: own)
-    with pytest.raises(UsageError, match="has no such stack; did you mean first"):
-        examine.examine("frist")
 
 
 def test_without_any_project_one_sentence_says_how_to_name_it(

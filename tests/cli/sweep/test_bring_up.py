@@ -365,7 +365,7 @@ def test_a_parameter_that_the_trainer_does_not_have(world: World) -> None:
 def test_a_base_that_does_not_exist(world: World, base: str, said: str) -> None:
     with pytest.raises(UsageError) as refused:
         world.up(base=base, parameters=RATES)
-    assert said in str(refused.value) and str(refused.value).endswith("there are dev.")
+    assert said in str(refused.value) and str(refused.value).endswith("known are dev.")
 
 
 def test_a_base_without_a_run(world: World) -> None:
