@@ -242,7 +242,8 @@ def diagnosed(monkeypatch: Patch, tmp_path: Path) -> str:
 
 def pruned(monkeypatch: Patch, tmp_path: Path) -> str:
     item = select.Item("run", "gs://b/experiments/a/0/", "done", 9, Sum(), lambda: None)
-    monkeypatch.setattr(select, "plan", lambda _: select.Plan((item,), ("stays",), ()))
+    left = select.Left("gs://b/experiments/b/0/", "its stack is up")
+    monkeypatch.setattr(select, "plan", lambda _: select.Plan((item,), (left,), ()))
     return found("prune")
 
 

@@ -82,7 +82,7 @@ def _at(moment: int) -> dict[str, list[Event]]:
         "late boot of an earlier placement": [
             Go(0, 14),
             Boot(1),
-            Tell(1, Instruction.UNHEARD),  # else it would leave at once: it is no member
+            Tell(1, Instruction.UNHEARD),  # else it would leave at once as not a member
             Wish.MOVE,
             Boot(2),
             Go(2, moment),

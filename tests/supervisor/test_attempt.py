@@ -1176,7 +1176,7 @@ def test_a_list_of_members_that_lags_behind_costs_no_vm(world: World) -> None:
     assert world.head.state is State.DONE
 
 
-def test_a_group_that_cannot_be_asked_is_no_reason_to_leave(world: World) -> None:
+def test_a_vm_stays_if_its_group_cannot_be_asked(world: World) -> None:
     world.cloud.answers["listManagedInstances"] = [403, 0]
     vm = world.boot(finish)
     assert vm.run() == 0

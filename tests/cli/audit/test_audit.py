@@ -313,7 +313,7 @@ def test_a_group_that_may_create_no_vm_any_more_holds_nothing(
     assert not [one for one in found().findings if one.held]
 
 
-def test_what_goes_between_the_look_and_the_removal_is_no_failure(
+def test_what_was_deleted_since_the_look_does_not_fail_the_removal(
     cloud: LocalCloud, backend: Backend
 ) -> None:
     """Another audit, or a destroy, deletes the same: an account, a role (which Google keeps, marked
