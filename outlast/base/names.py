@@ -131,10 +131,14 @@ def check_object_name(name: str, what: str = "object name") -> str:
 
 
 def check_file_names(names: Iterable[str], what: str = "object name") -> None:
-    """Checks names for one folder: each passes `check_object_name`, and none is both a file and the
-    folder of another.
+    """Checks names for one folder: each passes `check_object_name`, none is there twice, and none
+    is both a file and the folder of another.
     """
-    known = set(map(check_object_name, names))
+    known: set[str] = set()
+    for name in names:
+        if check_object_name(name) in known:
+            raise ValueError(f"{what} {name!r}: is there twice; keep one")
+        known.add(name)
     for name in known:
         parent = name.rpartition("/")[0]
         while parent:

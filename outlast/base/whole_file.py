@@ -10,7 +10,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Has ``write`` write a file beside ``path``, and gives it this name once it is complete.
     Raises what ``write`` raises, and OSError; then nothing is left beside it.
     """
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    part = path.with_name(f".{secrets.token_hex(8)}.part")  # short, however long the name is
     try:
         write(part)
         os.replace(part, path)

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -237,7 +238,7 @@ class _Folder:
     def put(self, name: str, file: Path) -> None:
         there = self._folder / name
         there.parent.mkdir(parents=True, exist_ok=True)
-        fresh = there.with_name(f".{there.name}.{os.getpid()}")
+        fresh = there.with_name(f".{secrets.token_hex(8)}.part")
         try:
             shutil.copyfile(file, fresh)
             with contextlib.suppress(FileExistsError):

@@ -1,7 +1,9 @@
 """Writes the result of a finished run under the term, and reads it back verified."""
 
+import contextlib
 import hashlib
 import os
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 from outlast.base.plain_files import PlainFile
@@ -70,25 +72,51 @@ def complete_result(
     files = [*manifest.files, _listed(manifest)]
     missing = [file for file in files if not _is_there(folder / file.name, file)]
 
-    def fetch(file: ResultFile) -> None:
-        to = folder / file.name
-        part = to.with_name(f".{to.name}.part")
-        part.parent.mkdir(parents=True, exist_ok=True)
+    taken = {name for file in files for name in file.name.split("/")}
+
+    @contextlib.contextmanager
+    def unfinished(name: str) -> Iterator[Path]:
+        to = folder / name
+        _make_folders(folder, to.parent)
+        part = to.with_name(_unfinished_name(to.name, taken))
+        part.unlink(missing_ok=True)  # left by a process that was killed
         try:
-            _fetch_file(store, result.path + file.name, file, part, patience)
+            yield part
             os.replace(part, to)
         finally:
             part.unlink(missing_ok=True)
 
+    def fetch(file: ResultFile) -> None:
+        with unfinished(file.name) as part:
+            _fetch_file(store, result.path + file.name, file, part, patience)
+
     last = [file for file in missing if file.name == RESULT_FILE]
     first = [file for file in missing if file.name != RESULT_FILE]
     by_size(store, [(file.size, lambda file=file: fetch(file)) for file in first])
-    for _ in last:
-        folder.mkdir(parents=True, exist_ok=True)
-        part = folder / f".{RESULT_FILE}.part"
-        part.write_bytes(manifest.to_json())
-        os.replace(part, folder / RESULT_FILE)
+    for file in last:
+        with unfinished(file.name) as part, part.open("xb") as opened:
+            opened.write(manifest.to_json())
     return manifest
+
+
+def _unfinished_name(name: str, taken: Container[str]) -> str:
+    """A name beside a file until it is whole: short, however long the file's own name is, and none
+    of ``taken``, which are the names that the result's author chose.
+    """
+    found = f".{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}.part"
+    while found in taken:
+        found = f".{found}"
+    return found
+
+
+def _make_folders(top: Path, folder: Path) -> None:
+    """Creates a folder below ``top``. Raises FileExistsError if a link would lead elsewhere."""
+    top.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    while folder != top:
+        if folder.is_symlink():
+            raise FileExistsError(f"{folder}: is a link, and the result has a folder there")
+        folder = folder.parent
 
 
 def _listed(manifest: ResultManifest) -> ResultFile:
@@ -126,8 +154,10 @@ def result_manifest(store: Store, result: Result, *, patience: Patience = BRIEF)
 
 
 def _fetch_file(store: Store, path: str, file: ResultFile, to: Path, patience: Patience) -> None:
-    """Downloads one file. Raises Damaged if its bytes are not those of the list."""
-    to.write_bytes(b"")
+    """Downloads one file, which must not exist. Raises Damaged if its bytes are not those of the
+    list.
+    """
+    to.open("xb").close()
 
     def once() -> Place:
         with Place(to, 0, hashlib.sha256(), until=file.size) as place:

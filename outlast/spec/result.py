@@ -42,7 +42,9 @@ class ResultManifest(Record):
     digest: Digest
 
     def __post_init__(self) -> None:
-        check_file_names((file.name for file in self.files), "ResultManifest.files")
+        check_file_names([file.name for file in self.files], "ResultManifest.files")
+        if any(file.name == RESULT_FILE for file in self.files):
+            raise ValueError(f"ResultManifest.files {RESULT_FILE!r}: the name is the list's own")
         found = result_digest(self.files)
         if self.digest != found:
             raise ValueError(
