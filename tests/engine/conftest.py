@@ -2,11 +2,13 @@
 
 import contextlib
 import fnmatch
+import gzip
 import json
 import os
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,17 +202,29 @@ def disk_files(cloud: Path, pattern: str) -> list[Path]:
     ]
 
 
-def holding(folder: Path, text: bytes) -> list[Path]:
-    """The files below a folder, and on the disks of the local cloud in it, that hold a text."""
+def holding(folder: Path, *texts: bytes) -> list[Path]:
+    """The files below a folder, and on the disks of the local cloud in it, that hold one of the
+    texts, also compressed."""
     found = []
     for path in [*folder.rglob("*"), *disk_files(folder / "cloud", "*")]:
         if path.is_file() and not path.is_symlink():
             try:
-                if text in path.read_bytes():
-                    found.append(path)
+                contents = [data := path.read_bytes(), *_unpacked(path, data)]
             except OSError:  # a VM's file that has gone meanwhile
                 continue
+            if any(text in content for content in contents for text in texts):
+                found.append(path)
     return found
+
+
+def _unpacked(path: Path, data: bytes) -> Iterator[bytes]:
+    """What an archive holds; nothing of packages, which others made."""
+    if data.startswith(b"\x1f\x8b"):
+        yield gzip.decompress(data)
+    if data.startswith(b"PK\x03\x04") and path.suffix not in (".whl", ".npz"):
+        with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                yield b"" if name.endswith(".whl") else archive.read(name)
 
 
 def environments(text: bytes) -> list[str]:

@@ -1,9 +1,13 @@
-"""A trainer's secret, from Secret Manager to the trainer alone: what is searched is everything that
-a run leaves, on its VM, in the bucket, in the state and in the process list."""
+"""Secrets of all kinds: what is searched is everything that a run leaves, on its VM, in the bucket,
+in the state and its backups, in the process list, and in what the commands print.
+
+A trainer's secret goes from Secret Manager to the trainer alone. Secrets that are merely near, in
+the operator's shell, beside the source, or in the stack's file, go nowhere.
+"""
 
 import base64
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +32,34 @@ from tests.supervisor.test_announcements import load_example, serving
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 TOKEN = "w4ndb-key+of/a-test=0123456789"
-BASE64 = base64.b64encode(f"user:{TOKEN}".encode()).decode()
-CORE = BASE64[8:-4]
+
+HOOK_TOKEN, HOOK_KEY = "T9hook-address-5f1c", "the-messages-key-8d2e"
+IN_SHELL = {
+    "HF_TOKEN": "hf_" + "Qz7w" * 9,
+    "WANDB_API_KEY": "0badcafe" * 5,
+    "AWS_SECRET_ACCESS_KEY": "Kd8/" * 10,
+    "GITHUB_TOKEN": "ghp_" + "mN4v" * 10,
+    "DATABASE_URL": "postgres://me:pAssW0rd-7731@db.invalid/data",
+}
+BESIDE = {
+    "code/.env": "OPENAI_API_KEY=sk-proj-" + "Rt5y" * 8,
+    "code/.netrc": "machine h.invalid login me password nEtRc-pass-4410",
+    "code/data-service-account.json": '{"private_key_id": "' + "d1e2f3a4" * 5 + '"}',
+    "code/.aws/credentials": "aws_secret_access_key = " + "Lp2+" * 10,
+    ".env": "GIT_TOKEN=glpat-" + "Bv6n" * 6,
+}
+SEALED = "a-value-that-only-pulumi-may-decrypt-3302"
+COMMANDS = (
+    "status dev --json",
+    "list --json",
+    "logs dev",
+    "doctor dev --json",
+    "costs dev --json",
+    "report dev -o page.html",
+    "report dev --json",
+    "audit --json",
+    "preview dev --json",
+)
 
 SCRIPT = """
 import base64, hashlib, os, pathlib, subprocess, sys, time, urllib.parse
@@ -41,6 +71,7 @@ for stream in (sys.stdout, sys.stderr):
     print("basic", base64.b64encode(("user:" + key).encode()).decode(), file=stream)
     print("url https://h/?k=" + urllib.parse.quote_plus(key), file=stream)
 subprocess.run(["sh", "-c", 'echo "child $WANDB_API_KEY"'])
+print("variables", dict(os.environ), "files", [str(path) for path in pathlib.Path().rglob("*")])
 pathlib.Path(os.environ["LOG_DIR"], "debug.log").write_text("login with " + key + "\\n")
 digest = hashlib.sha256(key.encode()).hexdigest()
 pathlib.Path(os.environ["RESULT_DIR"], "digest").write_text(digest)
@@ -79,12 +110,51 @@ def stack(
     local.stop()
 
 
+@pytest.fixture
+def planted(stack: Project) -> Mapping[str, str]:
+    """What each file or variable near the stack holds that is a secret."""
+    stack.env |= IN_SHELL
+    for name, text in BESIDE.items():
+        (stack.folder / name).parent.mkdir(exist_ok=True)
+        (stack.folder / name).write_text(text + "\n")
+    stack.pulumi("config", "set", "-s", "dev", "--secret", "other:token", SEALED)
+    beside = {
+        name: text.split()[-1].rpartition("=")[2].strip('"}') for name, text in BESIDE.items()
+    }
+    return {**IN_SHELL, **beside, "other:token": SEALED}
+
+
+def forms(value: str) -> list[bytes]:
+    """A secret as it is, and as it is within any base64."""
+    coded = [
+        base64.b64encode(b"x" * shift + value.encode())[4 * bool(shift) : -4] for shift in range(3)
+    ]
+    return [value.encode(), *coded]
+
+
+def assert_nowhere(stack: Project, folder: Path, planted: Mapping[str, str]) -> None:
+    """What is planted is where it was planted, and nowhere else; no command prints a secret."""
+    for name, value in {**planted, "hook": HOOK_TOKEN, "key": HOOK_KEY}.items():
+        where = holding(folder, *forms(value))
+        own = [stack.folder / name] if name in BESIDE else []
+        if name in ("hook", "key"):
+            # Base64 is how Secret Manager's own file has it.
+            own = [path for path in where if path.is_relative_to(folder / "cloud/secrets")]
+            assert own, name
+        assert where == own, (name, where)
+    for words in COMMANDS:
+        said = stack.outlast(*words.split(), fails=None)
+        assert said.strip(), words
+        for value in (TOKEN, HOOK_TOKEN, HOOK_KEY, *planted.values()):
+            assert not [form for form in forms(value) if form in said.encode()], words
+    assert "WANDB_API_KEY" in (stack.folder / "page.html").read_text()
+
+
 def assert_hidden(stack: Project, folder: Path, *but: Path) -> None:
     """Secret Manager alone holds the token, in whatever form, and the files named."""
-    for text in (TOKEN.encode(), base64.b64encode(TOKEN.encode())[:-4], CORE.encode()):
-        where = [path for path in holding(folder, text) if path not in but]
-        # Base64 is how Secret Manager's own file has it.
-        assert all(path.is_relative_to(folder / "cloud/secrets") for path in where), where
+    where = [path for path in holding(folder, *forms(TOKEN)) if path not in but]
+    # Base64 is how Secret Manager's own file has it.
+    assert all(path.is_relative_to(folder / "cloud/secrets") for path in where), where
     exported = stack.pulumi("stack", "export", "-s", "dev", "--show-secrets")
     assert TOKEN not in exported and "outlast-secret-env" in exported
 
@@ -93,15 +163,18 @@ def assert_hidden(stack: Project, folder: Path, *but: Path) -> None:
 def received(stack: Project) -> Iterator[list[dict[str, Any]]]:
     """The messages of the stack's webhook, which are signed with a key that is a secret."""
     messages: list[dict[str, Any]] = []
-    with serving(load_example().server(b"the-messages-key", messages.append)) as url:
-        keep(stack.cloud, "hook", url)
-        keep(stack.cloud, "hook-key", "the-messages-key\n")
+    with serving(load_example().server(HOOK_KEY.encode(), messages.append)) as url:
+        keep(stack.cloud, "hook", f"{url}?token={HOOK_TOKEN}")
+        keep(stack.cloud, "hook-key", f"{HOOK_KEY}\n")
         stack.configure(webhookSecret="hook", webhookKeySecret="hook-key")
         yield messages
 
 
 def test_a_secret_reaches_the_trainer_and_nothing_else(
-    stack: Project, tmp_path: Path, received: list[dict[str, Any]]
+    stack: Project,
+    tmp_path: Path,
+    received: list[dict[str, Any]],
+    planted: Mapping[str, str],
 ):
     secret = keep(stack.cloud, "wandb", "an-old-key", TOKEN + "\n")
     stack.up()
@@ -133,7 +206,10 @@ def test_a_secret_reaches_the_trainer_and_nothing_else(
     assert b"child ***" in logs and b"login with ***" in logs
     # A VM's disk goes shortly after the VM.
     until(lambda: not disk_files(tmp_path / "cloud", "debug.log"), "the disk has gone")
+    assert_nowhere(stack, tmp_path, planted)
     assert_hidden(stack, tmp_path)
+    exported = stack.pulumi("stack", "export", "-s", "dev")
+    assert not [name for name, value in planted.items() if value in exported]
 
     # The VM may read this one secret, and has no other right on it.
     policy = stack.cloud.call("GET", f"{secret}:getIamPolicy")
