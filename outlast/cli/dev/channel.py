@@ -51,6 +51,20 @@ class Refused(OperateError):
     """The agent refuses; its sentence says why."""
 
 
+def decode(line: bytes) -> Message:
+    """A message of the agent, with the size of what follows it. Raises Lost for anything else."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        raise Lost(f"message {line[:80]!r}: is not JSON") from None
+    if not isinstance(message, dict):
+        raise Lost(f"message {line[:80]!r}: is not a JSON object")
+    size = message.get("size", 0)
+    if type(size) is not int or not 0 <= size <= PAYLOAD_BYTES_MAX:
+        raise Lost(f"message {line[:80]!r}: size must be 0 to {PAYLOAD_BYTES_MAX} bytes")
+    return message
+
+
 class Channel:
     """A running agent. Close it, so that nothing is left there or here."""
 
@@ -177,15 +191,15 @@ class Channel:
                     if not line:
                         return
                 while line := stream.readline(LINE_BYTES_MAX):
-                    message = json.loads(line)
+                    message = decode(line)
                     size = message.get("size", 0)
-                    if not isinstance(size, int) or not 0 <= size <= PAYLOAD_BYTES_MAX:
-                        return
                     payload = stream.read(size)
                     if len(payload) < size:
                         return
                     self._inbox.put((message, payload))
-        except (OSError, ValueError, AttributeError):
+        except Lost as error:
+            self._words.append(str(error))
+        except (OSError, ValueError):
             return
         finally:
             self._inbox.put(None)

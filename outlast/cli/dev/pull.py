@@ -82,14 +82,18 @@ def pull(way: Way, name: str, remote: str, local: Path) -> Pulled:
 def _checked(listed: Any) -> list[_Remote]:
     """The files as the VM lists them. Raises OperateError for any name but a plain path."""
     try:
-        files = [_Remote(str(name), int(size), str(sha256)) for name, size, sha256 in listed]
+        files = [_remote(*entry) for entry in listed]
         if [file.name for file in files] != [""]:
             check_file_names((file.name for file in files), "file")
-        for file in files:
-            DIGEST.check(file.sha256, file.name)
     except (ValueError, TypeError) as error:
         raise OperateError(f"the VM's list of files: {error}") from None
     return files
+
+
+def _remote(name: Any, size: Any, sha256: Any) -> _Remote:
+    if type(name) is not str or type(size) is not int or size < 0:
+        raise ValueError(f"file {name!r}: must have a name and a size in bytes, not {size!r}")
+    return _Remote(name, size, DIGEST.check(sha256, name))
 
 
 def _fetch(channel: Channel, file: _Remote, to: Path) -> None:

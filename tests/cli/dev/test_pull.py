@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 from outlast.cli.boots import Vm
 from outlast.cli.dev import pull
-from outlast.cli.dev.channel import Channel
+from outlast.cli.dev.channel import Channel, Lost
 from outlast.cli.errors import OperateError, UsageError
 from tests.cli.dev.planted import Metadata, enter, metadata_server, plant_vm
 
@@ -129,3 +131,50 @@ def test_a_hostile_vm_writes_nothing_elsewhere(
     with pytest.raises(OperateError, match=why):
         take(Hostile(), "out", tmp_path / "here/copy")
     assert [path for path in tmp_path.rglob("*")] == [tmp_path / "here"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        *((name, "must be a relative path") for name in ("..", "a/../b", "a\\b", "./x", "", "a\0")),
+        *((name, "must have no control characters") for name in ("\x1b[2J", "a\nb", "\x7f")),
+        *((name, "must have at most 1024 bytes") for name in ("x" * 256, "a/" * 600 + "b")),
+        ("good", "file 'good': is there twice"),
+        ("good/x", "'good' would be a file and a folder"),
+        ("\ud800", "must be valid UTF-8"),
+        (None, "file None: must have a name and a size"),
+        *(
+            (["x", size, DIGEST], "must have a name and a size")
+            for size in (-1, "4", math.inf, None)
+        ),
+        (["x", 4, 0], "must be 64 hexadecimal digits"),
+        (["x", 4], "the VM's list of files"),
+        (7, "the VM's list of files"),
+    ],
+)
+def test_what_a_vm_lists_is_checked(entry: Any, why: str) -> None:
+    second = [entry, 4, DIGEST] if isinstance(entry, str | None) else entry
+    with pytest.raises(OperateError, match=re.escape(why)) as refused:
+        pull._checked([["good", 4, DIGEST], second])
+    assert str(refused.value).startswith("the VM's list of files: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("hello", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[1]", "is not a JSON object"),
+        ('{"size": -1}', "size must be 0 to"),
+        ('{"size": 1e999}', "size must be 0 to"),
+        ('{"size": 99999999999}', "size must be 0 to"),
+    ],
+)
+def test_a_vm_that_sends_no_message_ends_the_connection_with_a_sentence(
+    line: str, why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = f"import sys; print('outlast-dev 1'); print({line!r}, flush=True); sys.stdin.read()"
+    with Channel(["python3", "-c", script]) as channel, pytest.raises(Lost) as lost:
+        channel.receive(30.0)
+    assert why in str(lost.value)
+    assert "Traceback" not in capfd.readouterr().err
