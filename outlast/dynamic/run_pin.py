@@ -109,7 +109,10 @@ def guard(
     if not is_guarded(head, now):
         return None
     differing = changes.between(content, news["content"]) if content else []
-    why = f" ({changes.said(differing)})" if differing else ""
+    said = "; ".join(
+        filter(None, [changes.said(differing), changes.hint(differing, news["content"])])
+    )
+    why = f" ({said})" if said else ""
     ways = [f"set outlast:onNewRun to replace to give up run {run}"]
     if changes.refusal(differing, news["mutable"]) is None:
         command = f"by outlast resume {_stack(news)}" if up else f"by setting outlast:run to {run}"

@@ -55,6 +55,16 @@ def said(changes: Sequence[Change]) -> str:
     return ", ".join(map(str, changes))
 
 
+def hint(changes: Sequence[Change], now: Mapping[str, Any]) -> str:
+    """What counts as changed code, for a run whose code is a folder of the user's; else empty. Only
+    Outlast's own trainers count by their meaning."""
+    is_own = not {"argv", "command"}.isdisjoint(now.get("arguments") or {})
+    changed = any(one.what == "source" for one in changes)
+    if not (changed and is_own) or str(now.get("source") or "").startswith("git:"):
+        return ""
+    return "every byte of outlast:source counts, comments too"
+
+
 def refusal(changes: Sequence[Change], mutable: Mapping[str, str]) -> str | None:
     """Why a run may not continue with these changes: the first that it cannot take, and those that
     it can.

@@ -384,6 +384,27 @@ def reasons(olds, news):
     return [failure.reason for failure in RunPinProvider().check(olds, dict(news)).failures]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "source", "is_said"),
+    [
+        ({"argv": ["--epochs", "5"]}, "b" * 64, True),
+        ({"command": ["python3", "train.py"]}, "b" * 64, True),
+        ({"argv": []}, "git:1234567:train", False),
+        ({"epochs": 5}, "b" * 64, False),
+    ],
+)
+def test_a_comment_in_code_of_the_users_own_counts_and_the_refusal_says_so(
+    store, arguments, source, is_said
+):
+    """Outlast's own trainers count by their meaning, and code in git by its commit."""
+    put(store, COMMITTED)
+    before = {**PROPS["content"], "arguments": arguments, "source": "a" * 64}
+    olds = {**PROPS, "content": before}
+    (reason,) = reasons(olds, {**OTHER, "content": {**before, "source": source}})
+    said = "; every byte of outlast:source counts, comments too); undo the change"
+    assert (said in reason) is is_said and "(the code aaaaaaaaaa → " in reason
+
+
 def test_an_open_run_with_commits_is_not_replaced_by_accident(store):
     put(store, COMMITTED)
     (reason,) = reasons(PROPS, OTHER)
