@@ -74,6 +74,8 @@ class SweepCost(TypedDict):
     trial: float | None
     all: float | None
     spent: float
+    spent_known: bool
+    """else `spent` is a lower bound"""
     unknown: list[str]
 
 

@@ -71,9 +71,12 @@ class Plan:
 def planned(sweep: Sweep, trials: Sequence[Trial], state: SweepState) -> Plan:
     """The trials that have neither ended nor started, as far as `parallel` and the budget allow.
 
-    Raises UsageError if there is a budget in dollars and a price is unknown.
+    Raises UsageError if there is a budget in dollars and a price is unknown, or what a trial has
+    cost and would have cost at most.
     """
     budget = sweep.asked.budget
+    if budget and budget.dollars is not None:
+        _check_costs(budget.dollars, trials, state)
     open_now = sum(one.is_open for one in state.trials.values())
     dollars = sum(one.reserved_dollars for one in state.trials.values())
     hours = sum(one.reserved_hours for one in state.trials.values())
@@ -116,6 +119,20 @@ def planned(sweep: Sweep, trials: Sequence[Trial], state: SweepState) -> Plan:
     return Plan(tuple(start), waiting)
 
 
+def _check_costs(dollars: float, trials: Sequence[Trial], state: SweepState) -> None:
+    """Refuses a budget of which an unknown part is gone."""
+    now = {trial.run for trial in trials}
+    for run, one in state.trials.items():
+        has_worst = one.up is not None and one.up.dollars is not None
+        if not one.unknown or has_worst or (one.why and one.up is None and run in now):
+            continue
+        why = one.why or f"no price is known for {', '.join(one.unpriced)}"
+        raise UsageError(
+            f"budget.dollars {dollars:g}: what trial {run} has cost is unknown ({why}); give"
+            " budget.hours instead, or leave the budget out."
+        )
+
+
 @dataclass(frozen=True)
 class Preview:
     """What `outlast sweep preview` shows."""
@@ -130,6 +147,8 @@ class Preview:
     worst: Worst
     """Of the dearest trial."""
     spent: float
+    spent_known: bool
+    """Whether that is all; else it is a lower bound."""
     limits: tuple[str, ...]
     """Limits of the project and the bucket that the sweep meets, a sentence each."""
     warnings: tuple[str, ...]
@@ -174,6 +193,7 @@ class Preview:
                 "trial": _rounded(self.worst.dollars),
                 "all": _rounded(self.dollars),
                 "spent": round(self.spent, 4),
+                "spent_known": self.spent_known,
                 "unknown": list(self.worst.hour.unknown),
             },
             "budget": asked.budget.model_dump(exclude_none=True) if asked.budget else None,
@@ -208,6 +228,7 @@ def preview(
         len(sweep.points()) - len({trial.run for trial in trials if not trial.asked}),
         worst,
         sum(one.dollars for one in state.trials.values()),
+        not any(one.unknown for one in state.trials.values()),
         (*_shared(settings), *quotas),
         (*([why] if why else []), *warnings),
     )

@@ -41,6 +41,8 @@ class TrialState:
     hours: float = 0.0
     unknown: bool = False
     """Whether a part of that has no known price, or cannot be read."""
+    unpriced: tuple[str, ...] = ()
+    """What has no known price."""
     why: str = ""
     """Why its records cannot be read."""
 
@@ -97,9 +99,9 @@ class TrialState:
 
     @property
     def reserved_dollars(self) -> float:
-        """What it takes of a budget: its worst case while it may have a VM, else what it has
-        cost."""
-        worst = self.up.dollars if self._may_cost and self.up else None
+        """What it takes of a budget: its worst case while it may have a VM or if its cost is not
+        known, else what it has cost."""
+        worst = self.up.dollars if self.up and (self._may_cost or self.unknown) else None
         return max(worst or 0.0, self.dollars)
 
     @property
@@ -166,6 +168,7 @@ def _read(
         dollars=sum(one.rate.hour * one.hours for one in lives),
         hours=sum(one.hours for one in lives),
         unknown=any(one.rate.unknown for one in lives),
+        unpriced=tuple(dict.fromkeys(what for one in lives for what in one.rate.unknown)),
     )
 
 

@@ -50,8 +50,9 @@ def show_preview(found: Preview) -> None:
         f" (list prices of {pricing.date()})",
         soft_wrap=True,
     )
-    if found.spent:
-        console.print(f"spent     {pricing.dollars(found.spent)} so far")
+    if found.spent or not found.spent_known:
+        least = "" if found.spent_known else "at least "
+        console.print(f"spent     {least}{pricing.dollars(found.spent)} so far")
     console.print(f"budget    {_budget(found)}", soft_wrap=True)
     console.print(
         f"time      at most {found.hours:g} h, {min(asked.parallel, max(left, 1))} at once",

@@ -127,6 +127,7 @@ class World:
         state: State = State.OPEN,
         *,
         rows: Mapping[int, Mapping[str, Any]] | None = None,
+        machine: str = "n2-standard-2",
     ) -> None:
         """A trial's run in the bucket, with one attempt."""
         layout = layout_of("lr", run)
@@ -135,7 +136,7 @@ class World:
         last = max(rows)
         boot = BootRecord("1", "b1", "vm", "europe-west4-a", 0, 0, now)
         self.store.put(layout.boot("1", "b1"), boot.to_json())
-        start = replace(start_record(1, 0, now), spec={"billed": BILLED})
+        start = replace(start_record(1, 0, now), spec={"billed": BILLED}, machine_type=machine)
         self.store.put(layout.attempt_start(1), start.to_json())
         row = {"step": last, **rows[last]}
         self.store.put(

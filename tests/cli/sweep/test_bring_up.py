@@ -213,6 +213,23 @@ def test_a_budget_in_dollars_needs_a_known_price(world: World) -> None:
     assert len(world.up(parameters=RATES, budget={"hours": 50}).done) == 4
 
 
+def test_a_budget_in_dollars_counts_what_an_ended_trial_may_have_cost(world: World) -> None:
+    """On a machine without a price its cost is unknown, which is not 0."""
+    hour = plan.worst_of(world.prepared(parameters=RATES).trials[0].settings).hour.hour
+    budget = {"dollars": 2.5 * hour}  # each may run for an hour
+    assert len(world.up(parameters=RATES, budget=budget).done) == 2
+    run = world.run_of(learning_rate=0.1)
+    world.trains(run, State.DONE, machine="z9-new-4")
+    outcome = world.up(parameters=RATES, budget=budget)
+    assert not outcome.done and list(outcome.waiting.values()) == [plan.BUDGET] * 2
+    # Once it is destroyed, what it was allowed to cost is not on record any more.
+    world.objects.mark_down(run)
+    said = f"what trial {run} has cost is unknown .no price is known for z9-new-4"
+    with pytest.raises(UsageError, match=f"budget.dollars .*: {said}.*; give budget.hours"):
+        world.up(parameters=RATES, budget=budget)
+    assert len(world.up(parameters=RATES, budget={"hours": 4}).done) == 2
+
+
 def test_an_interrupted_up_is_continued(world: World) -> None:
     def interrupt(stack: str) -> None:
         if len(world.stacks.ups) == 3:

@@ -76,6 +76,15 @@ def test_preview_knows_what_is_done_and_names_quotas(
     assert found["starts"] == 0 and found["cost"]["all"] == 0
 
 
+def test_a_preview_calls_what_was_spent_a_lower_bound_if_a_price_is_unknown(world: World) -> None:
+    path = world.write(parameters=RATES)
+    call("up", str(path))
+    assert printed("preview", str(path))["cost"]["spent_known"] is True
+    world.trains(world.run_of(learning_rate=0.1), State.DONE, machine="z9-new-4")
+    assert printed("preview", str(path))["cost"]["spent_known"] is False
+    assert "spent     at least $" in call("preview", str(path)).output
+
+
 def test_preview_needs_no_cloud(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: Any) -> Any:
         raise OperateError("gs://b: cannot be read")
