@@ -115,14 +115,13 @@ class LocalCloud:
         name. Raises UsageError for another name.
         """
         known = [one["name"] for one in self.vms()]
-        if vm is None:
-            if len(known) != 1:
-                raise UsageError(f"VM: say which; {choices('', known)}.")
-            vm = known[0]
-        elif vm not in known:
-            raise UsageError(f"VM {vm}: the local cloud has no such VM; {choices(vm, known)}.")
-        self.call("POST", f"/_local/vms/{quote(vm, safe='')}/{action}")
-        return vm
+        if vm is None and len(known) != 1:
+            raise UsageError(f"VM: say which; {choices('', known)}.")
+        name: str = vm or known[0]
+        if name not in known:
+            raise UsageError(f"VM {name}: the local cloud has no such VM; {choices(name, known)}.")
+        self.call("POST", f"/_local/vms/{quote(name, safe='')}/{action}")
+        return name
 
     def group_size(self, group: str, place: str) -> int | None:
         """The target size of a group in a zone or region; None if there is no such group."""

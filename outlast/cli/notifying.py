@@ -1,4 +1,5 @@
-"""Messages to a webhook that no VM can send: a run is silent or lost, or its VMs never start.
+"""Messages to a webhook that no VM can send: a run is silent or lost, its VMs never start, or it
+has passed its limit without one.
 
 A VM sends the others itself. Two watchers send the same message twice, with the same id.
 """
@@ -7,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from outlast.base import webhook
+from outlast.base.exits import Reason
 from outlast.base.http_client import RequestFailed
 from outlast.base.webhook import Announcement, Event
 from outlast.bucket.standing import Standing
@@ -22,11 +24,12 @@ _EVENTS = {
     Standing.SILENT: Event.SILENT,
     Standing.LOST: Event.LOST,
     Standing.NEVER_STARTED: Event.STUCK,
+    Standing.EXPIRED: Event.FAILED,
 }
 
 
 class Notifier:
-    """Sends a message for each run that becomes silent or lost, or never starts."""
+    """Sends a message for each run that becomes silent, lost or expired, or never starts."""
 
     def __init__(self, url: str, key: bytes = b"") -> None:
         self._url = url
@@ -69,6 +72,9 @@ def announcement_of(status: Status) -> Announcement | None:
     newest = book.attempts[-1] if book and book.attempts else None
     if event is Event.STUCK:
         message = (status.wait.why if status.wait else "") or "no VM has reached an attempt"
+    elif event is Event.FAILED:
+        newest = None  # It is said of the run, as a VM says it.
+        message = status.why
     else:
         seconds = status.silence.total_seconds() if status.silence is not None else 0.0
         message = f"last heartbeat {seconds:.0f} s ago"
@@ -80,7 +86,7 @@ def announcement_of(status: Status) -> Announcement | None:
         resume=book.head.resume if book else 0,
         attempt=newest.term if newest else 0,
         state=str(status.state),
-        reason="",
+        reason=Reason.EXPIRED if event is Event.FAILED else "",
         step=book.step if book else 0,
         message=message,
         vm=newest.instance if newest else "",

@@ -54,10 +54,15 @@ class Status:
 
     @property
     def why(self) -> str:
-        """Why the run ended before its last step, such as by which comparison it was pruned; empty
-        if it did not."""
-        end = self.history.head.end if self.history else None
-        return end.why if end else ""
+        """Why the run ended before its last step, such as by which comparison it was pruned, or
+        that it is past its limit; empty for neither."""
+        head = self.history.head if self.history else None
+        if head and self.state is Standing.EXPIRED:
+            return (
+                f"past its limit of {head.deadline:%Y-%m-%d %H:%M} UTC, and no VM was there to end"
+                " it; raise outlast:maxRunMinutes, and outlast resume reopens it"
+            )
+        return head.end.why if head and head.end else ""
 
     @property
     def result(self) -> str | None:

@@ -14,6 +14,7 @@ from outlast.cli.app import cli
 from outlast.cli.errors import UsageError
 from outlast.cli.notifying import Notifier
 from outlast.cli.runs import Place
+from outlast.cli.show.overview import summary
 from tests.cli.test_overview import layout, plant
 from tests.supervisor.test_announcements import KEY, Receiver, receiver  # noqa: F401
 
@@ -47,6 +48,29 @@ def test_vms_that_never_start_are_stuck(line: Any) -> None:
     waits = status.Wait(Standing.NEVER_STARTED, None, "VMs come and go")
     found = notifying.announcement_of(replace(line.status, history=None, wait=waits))
     assert found is not None and (found.event, found.message) == ("stuck", "VMs come and go")
+
+
+def test_a_run_that_expires_without_a_vm_is_announced_as_failed(
+    line: Any,
+    receiver: Receiver,  # noqa: F811
+) -> None:
+    """No VM is there to say it. Where one was, its message has the same id."""
+    head = line.status.history.head
+    seen = line.status.history.attempts[-1].seen
+    expired = later(line, (head.deadline - seen).total_seconds() + 60)
+    assert expired.status.state is Standing.EXPIRED
+    notifier = Notifier(receiver.url, KEY)
+    assert notifier.look([expired]) == notifier.look([expired]) == ()
+    (message,) = receiver.messages
+    assert (message["event"], message["state"], message["reason"]) == ("failed", *["expired"] * 2)
+    assert message["attempt"] == 0
+    limit = f"past its limit of {head.deadline:%Y-%m-%d %H:%M} UTC"
+    assert message["message"].startswith(f"{limit}, and no VM was there to end it; raise")
+    # A command that looks later says the same.
+    assert expired.as_json()["why"] == message["message"]
+    assert message["message"] in summary(expired)
+    found = notifying.announcement_of(expired.status)
+    assert found is not None and found.id == replace(found, reason="limit", state="failed").id
 
 
 def test_a_message_that_is_not_delivered_is_tried_at_the_next_look(

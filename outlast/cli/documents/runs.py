@@ -68,7 +68,7 @@ class Status(TypedDict):
     reason: str | None
     """why the run ended"""
     why: str
-    """why the trainer ended it before its last step; else empty"""
+    """why the trainer ended it before its last step, or that it is past its limit; else empty"""
     step: int
     total: int | None
     """steps of the whole run, null until the trainer has said"""
