@@ -229,7 +229,8 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
                     "startup/boot.sh",
                     "  step::run record-boot boot::record\n",
                     "  step::run record-boot boot::record\n"
-                    "  if boots::find_unattempted; then boot::leave_if_hopeless; fi\n",
+                    "  if boots::find_unattempted; then boot::count_unattempted; fi\n"
+                    "  boot::leave_if_hopeless\n",
                 ),
                 Edit("startup/boot.sh", "((count >= MAX_NO_PROGRESS))", "((count >= 2))"),
             ),
