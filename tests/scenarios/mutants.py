@@ -166,7 +166,13 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "only-faults-end-attempts",
             "a call that the store refuses for a moment is not repeated, nor is the commit",
-            (Edit("outlast/base/retry.py", "SILENT_SEC = 900.0", "SILENT_SEC = 0.0"),),
+            (
+                Edit(
+                    "outlast/supervisor/on_vm.py",
+                    "Limits(silent_sec=timeouts.silence, ",
+                    "Limits(silent_sec=0.0, ",
+                ),
+            ),
         ),
         Mutant(
             "stalls-retried",
