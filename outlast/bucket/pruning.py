@@ -47,7 +47,7 @@ def owner_of(store: Store, mark: Object) -> str:
     try:
         found = json.loads(store.get(mark.path)[0])
         return str(found.get("owner", ""))
-    except (NotFound, ValueError, AttributeError):
+    except (NotFound, ValueError, AttributeError, RecursionError):
         return ""
 
 

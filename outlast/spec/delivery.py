@@ -151,8 +151,11 @@ class Git:
         try:
             found = json.loads(text)
             kept = cls(**{**found, "host_keys": tuple(found.get("host_keys", ()))})
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             raise ValueError(f"git {text[:80]!r}: must be JSON of a commit to fetch") from None
+        texts = (kept.url, kept.commit, kept.path, kept.requirements, kept.secret, *kept.host_keys)
+        if not all(isinstance(one, str) for one in texts):
+            raise ValueError(f"git {text[:80]!r}: each field must be a text")
         if not _COMMIT.fullmatch(kept.commit):
             raise ValueError(f"git commit {kept.commit!r}: must have 40 digits")
         kept.remote  # noqa: B018 - checks the address

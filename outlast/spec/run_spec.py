@@ -70,7 +70,7 @@ class Timeouts:
         """From a JSON object; keys that are left out keep their default."""
         try:
             found = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadSpec(
                 f"outlast-timeouts {text[:80]!r}: must be a JSON object ({error})"
             ) from None
@@ -80,13 +80,17 @@ class Timeouts:
         for key, value in found.items():
             if key not in known:
                 raise BadSpec(f"outlast-timeouts: {key!r} is not known; known: {', '.join(known)}")
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not _is_time(value):
                 raise BadSpec(f"outlast-timeouts: {key} is {value!r}, must be seconds, 0 or more")
         return cls(**{key: float(value) for key, value in found.items()})
 
     def to_json(self) -> str:
         """As `parse` reads it."""
         return canonical_json({one.name: whole(getattr(self, one.name)) for one in fields(self)})
+
+
+SECONDS_MAX = 1e9
+"""More than any timeout, and less than what a system's clock cannot hold."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +200,10 @@ class RunSpec:
         return {**found, "deadline": format_time(self.deadline)}
 
 
+def _is_time(seconds: float) -> bool:
+    return 0 <= seconds <= SECONDS_MAX  # false for NaN
+
+
 _ARGUMENT = "outlast-arg-"
 _ALWAYS = frozenset(
     ("bundle", "bundle_sha256", "checkpoint_every", "timeouts", "mode", "retries_failures")
@@ -291,7 +299,7 @@ def _read_command(key: str, text: str) -> str | tuple[str, ...]:
     """JSON: a text is a line for the shell, a list of texts a program and its arguments."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if isinstance(found, str) and found.strip():
         return found
@@ -306,7 +314,7 @@ def _read_command(key: str, text: str) -> str | tuple[str, ...]:
 def _read_object(key: str, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if isinstance(found, dict):
         return found

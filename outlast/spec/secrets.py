@@ -133,6 +133,6 @@ def from_json(text: str) -> dict[str, str]:
             check_variable(variable)
             if check_name("secret-env", name, "") != name:
                 raise ValueError
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise ValueError("secret-env: must be JSON of variables and their secrets' names") from None
     return found

@@ -124,7 +124,7 @@ def test_a_file_with_the_name_of_an_unfinished_one_takes_no_others_place(tmp_pat
     ],
 )
 @pytest.mark.parametrize("how", [complete_result, fetch_result])
-def test_a_name_that_is_no_plain_one_is_refused(how: Any, name: str, tmp_path: Path) -> None:
+def test_a_name_that_is_not_plain_is_refused(how: Any, name: str, tmp_path: Path) -> None:
     (tmp_path / "in/into").mkdir(parents=True)
     store = MemoryStore()
     result = forged(store, ["good", name])

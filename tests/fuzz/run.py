@@ -131,7 +131,7 @@ class Worker:
             found = target.read(self._work / "t")
             said = "value" if found is not None else "None"
         except target.errors as error:
-            said = _judged(error)
+            said = _judged(error, target.errors)
         except (Exception, Slow) as error:
             said = f"{type(error).__name__}: {error}"
         finally:
@@ -192,10 +192,11 @@ def _smaller(content: bytes, fails: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-def _judged(error: Exception) -> str:
+def _judged(error: Exception, promised: tuple[type[Exception], ...]) -> str:
     """`refused` for an error of ours with a sentence, else what it is."""
     text = str(error)
-    if isinstance(error, ValueError) and type(error) not in (ValueError, OtherFormat):
+    ours = (ValueError, OtherFormat, *promised)
+    if isinstance(error, ValueError) and type(error) not in ours:
         return f"{type(error).__name__}: {text}"
     if not _PLACE.search(text):
         return f"an error without a place: {type(error).__name__}: {text}"

@@ -26,7 +26,7 @@ from outlast import notebook, protocol
 from outlast.base.codec import Record
 from outlast.base.exits import Reason, State
 from outlast.base.retry import Limits, Patience
-from outlast.bucket import blocks, data, goodput, history, pages, restore, rows
+from outlast.bucket import blocks, data, goodput, history, pages, restore, rows, rungs
 from outlast.bucket.errors import CommitError, RestoreError
 from outlast.bucket.head import (
     Checkpoint,
@@ -53,20 +53,27 @@ from outlast.bucket.layout import (
     RungDecision,
     RungValue,
     StopRequest,
+    SweepLayout,
 )
 from outlast.bucket.results import fetch_result
 from outlast.bucket.store import Object, StoreError, open_store
 from outlast.bucket.store.memory import MemoryStore
+from outlast.bucket.sweeps import SweepObjects, SweepRecord, TrialRecord, UpRecord
+from outlast.cli.dev import channel, pull
 from outlast.cli.errors import OperateError
 from outlast.cli.rehearsal import compare
+from outlast.cli.sweep.lock import LockRecord
 from outlast.loop import call as calls
 from outlast.loop import notes, parts, snapshot, state, verify
 from outlast.loop.command.folder import Copier
 from outlast.loop.errors import DoesNotFit
 from outlast.loop.history import History
 from outlast.spec import metrics
+from outlast.spec.delivery import Git
 from outlast.spec.metrics import Last
 from outlast.spec.result import ResultFile, ResultManifest, result_digest
+from outlast.spec.run_spec import BadSpec, RunSpec, Timeouts
+from outlast.spec.sweep_rules import Goal, Rule, SweepRules
 from outlast.supervisor.latest import Latest
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -251,6 +258,10 @@ def _records() -> dict[type[Record], Record]:
             ),
             ResultManifest.of([file]),
             StopRequest(0, 480.0, NOW),
+            SweepRecord("lr", {"parameters": {"lr": [1, 2]}}, ("0a1b2c3d4e",), DIGEST, NOW),
+            TrialRecord("0a1b2c3d4e", 1, {"learning-rate": 0.1}, False),
+            UpRecord("0a1b2c3d4e", 1.5, 2.0, NOW),
+            LockRecord("me", "host", 7, "0a1b", NOW),
             value,
             RungDecision("0a1b2c3d", 10, Choice.STOP, 1, {"eta": 4}, 0.5, None, (value,), "worse"),
             EndCopy("r", 0, 1, State.DONE, Reason.DONE, 0, 5, "p", DIGEST, NOW),
@@ -516,9 +527,82 @@ def _messages(work: Path) -> Target:
     return Target("protocol", files, read, (protocol.ProtocolError,))
 
 
+def _dev(work: Path) -> Target:
+    """What the agent on a VM sends, and the files that it lists."""
+    files = {
+        "ready.json": json.dumps({"kind": "ready", "files": [["a/b", 1, DIGEST]]}).encode(),
+        "piece.json": b'{"kind":"piece","size":3}',
+    }
+
+    def read(folder: Path) -> object:
+        found = [channel.decode((folder / name).read_bytes()) for name in files]
+        return pull._checked(found[0].get("files")), found
+
+    return Target("outlast dev", files, read, (channel.Lost, OperateError))
+
+
+def _metadata(work: Path) -> Target:
+    """An instance's metadata, of which a template's author chose each value."""
+    spec = RunSpec(
+        *("experiments/x", "0a1b2c3d", 0, 1, "o/p/s", "digits", NOW),
+        args={"epochs": "5"},
+        timeouts=Timeouts(keep=5.0),
+        command=("python3", "train.py"),
+        command_options={"checkpoint-when": "quiet"},
+        data=("gs://b/d",),
+        git=Git("https://h.example/x", "0" * 40),
+        secret_env={"KEY": "projects/p/secrets/s/versions/latest"},
+        bucket="b",
+        sweep_rules=SweepRules("lr", "loss", Goal.MIN, Rule.HALVING, min_step=10),
+        content={"trainer": "digits"},
+        billed={"spot": True},
+        budget_dollars=5.0,
+        hour_prices={"n2-standard-2": 0.1},
+    )
+    files = {key: text.encode() for key, text in spec.to_metadata().items()}
+
+    def read(folder: Path) -> object:
+        given = {name: (folder / name).read_bytes().decode(errors="replace") for name in files}
+        found = RunSpec.from_metadata(given)
+        assert RunSpec.from_metadata(found.to_metadata()) == found
+        found.to_json()
+        return found
+
+    return Target("metadata", files, read, (BadSpec,))
+
+
+def _sweep(work: Path) -> Target:
+    """A sweep's objects: those of the operator, the values and the decisions."""
+    records, trial = _records(), "0a1b2c3d4e"
+    layout = SweepLayout("lr")
+    mine = replace(records[RungValue], run=trial)  # type: ignore[type-var]
+    objects = SweepObjects(MemoryStore(), "lr")
+    files = {
+        f"{objects.root}SWEEP.json": records[SweepRecord].to_json(),
+        f"{objects.root}trials/{trial}.json": records[TrialRecord].to_json(),
+        f"{objects.root}up/{trial}.json": records[UpRecord].to_json(),
+        layout.value(10, "1a1b2c3d4e"): replace(mine, run="1a1b2c3d4e").to_json(),
+        layout.value(10, trial): mine.to_json(),
+        layout.decision(10, trial): replace(records[RungDecision], run=trial).to_json(),  # type: ignore[type-var]
+    }
+    assert isinstance(mine, RungValue)
+
+    def read(folder: Path) -> object:
+        store = _Bucket()
+        store.fill(folder)
+        found = SweepObjects(store, "lr")
+        asked, trials, ups = found.record(), found.trials(), found.ups()
+        decided = rungs.decisions_of(store, layout, trial, patience=ONCE)
+        before = rungs.values_before(store, layout, mine, patience=ONCE)
+        return asked, trials, ups, decided, before
+
+    return Target("a sweep", files, read, (StoreError,))
+
+
 _MAKERS: tuple[Callable[[Path], Target], ...] = (
     *(_snapshot, _snapshot, _model, _model, _part, _command, _run, _pages, _folder_run),
     *(_checkpoint, _result, _compared, _table, _listing, _latest, _messages),
+    *(_dev, _metadata, _sweep),
 )
 """The largest formats stand here twice: they are changed as often as two others."""
 

@@ -37,6 +37,7 @@ JSON = st.recursive(
     max_leaves=5,
 )
 OBJECTS = st.dictionaries(st.text(max_size=8), JSON, max_size=3)
+DEEP = "[" * 100_000
 SECRET = "projects/p/secrets/wandb/versions/latest"
 GIT = st.builds(
     Git,
@@ -176,6 +177,16 @@ def test_a_missing_key_is_named(key: str) -> None:
         ("outlast-timeouts", '{"beet": 1}', "'beet' is not known"),
         ("outlast-timeouts", '{"heartbeat":-1}', "0 or more"),
         ("outlast-timeouts", '{"heartbeat":true}', "0 or more"),
+        ("outlast-timeouts", '{"heartbeat":NaN}', "0 or more"),
+        ("outlast-timeouts", '{"heartbeat":1e999}', "0 or more"),
+        ("outlast-git", '{"commit":{},"url":"https://h.example/x"}', "each field must be a text"),
+        ("outlast-git", '{"commit":"0","url":"https://h.example/x","path":7}', "must be a text"),
+        ("outlast-git", DEEP, "must be JSON of a commit"),
+        ("outlast-timeouts", DEEP, "must be a JSON object"),
+        ("outlast-billed", DEEP, "must be a JSON object"),
+        ("outlast-command", DEEP, "must be JSON"),
+        ("outlast-secret-env", DEEP, "must be JSON"),
+        ("outlast-sweep-rules", DEEP, "must be a JSON object"),
     ],
 )
 def test_a_bad_value_is_named(key: str, value: str, message: str) -> None:

@@ -75,7 +75,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         ("answers[0]['vulns'] = []", "nothing is known against jinja2 2.4.1, which is wrong"),
     ],
 )
-def test_whatever_is_no_whole_answer_is_not_audited(
+def test_anything_but_a_whole_answer_is_not_audited(
     run: Run, lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, said: str
 ) -> None:
     (tmp_path / "pip_audit.py").write_text(STAND_IN % does)

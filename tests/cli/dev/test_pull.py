@@ -170,7 +170,7 @@ def test_what_a_vm_lists_is_checked(entry: Any, why: str) -> None:
         ('{"size": 99999999999}', "size must be 0 to"),
     ],
 )
-def test_a_vm_that_sends_no_message_ends_the_connection_with_a_sentence(
+def test_a_connection_ends_with_a_sentence_if_a_vm_sends_garbage(
     line: str, why: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script = f"import sys; print('outlast-dev 1'); print({line!r}, flush=True); sys.stdin.read()"

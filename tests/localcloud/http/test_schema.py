@@ -1,6 +1,10 @@
 """Requests and answers against Google's own discovery documents."""
 
 import base64
+import collections
+import contextlib
+import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ from outlast.cloud import compute
 from outlast.localcloud.cloud import Options
 from outlast.localcloud.http import discovery
 from outlast.localcloud.server import assemble
+from tests.fuzz import mutate
 from tests.localcloud.compute.test_compute import group_body, template_body, wait
 from tests.localcloud.local_cloud import PROJECT, FullCloud
 
@@ -720,3 +725,56 @@ def test_aggregated_lists_have_pages(cloud: FullCloud, monkeypatch: pytest.Monke
     monkeypatch.setenv("GOOGLE_OAUTH_ACCESS_TOKEN", "anything")
     client = compute.Compute(PROJECT, endpoint=f"{cloud.url}/compute/v1/")
     assert [one["name"] for one in client.aggregated("instanceTemplates")] == [*names, *more]
+
+
+def nonsense(method: discovery.Method, draw: random.Random) -> Any:
+    """A body with some of the fields that the method's document names, and any values."""
+    if not method.request or draw.random() < 0.1:
+        return draw.choice([None, [], {}, "x", 1, [[]], {"": None}])
+    known = sorted(discovery.properties(method.api, method.request))
+    body = {name: draw.choice(known) for name in draw.sample(known, min(4, len(known)))}
+    for _ in range(draw.randrange(1, 4)):
+        text = mutate.mutated(json.dumps(body).encode(), [draw.getrandbits(48)])
+        with contextlib.suppress(ValueError, RecursionError):
+            body = json.loads(text)
+    return body
+
+
+def test_no_nonsense_breaks_the_cloud(cloud: FullCloud, served: Served) -> None:
+    """Every method, with senseless names, queries and bodies: each is answered, with
+    an error of the API if it is one, and afterwards the cloud still serves."""
+    names = (
+        "x",
+        PROJECT,
+        "..",
+        "%2e%2e%2fx",
+        "a%00b",
+        "%1b[2J",
+        "x" * 300,
+        "-",
+        "0",
+        "%F0%9F%98%80",
+    )
+    real = collections.defaultdict(lambda: "x", project=PROJECT, zone=ZONE, region=REGION)
+    draw = random.Random(17)
+    for verb, path in sorted(served.methods):
+        for _ in range(1 + ("v1" in path)):
+            url = re.sub(
+                r"{(\w+)[^}]*}",
+                lambda found: real[found[1]] if draw.random() < 0.8 else draw.choice(names),
+                path,
+            )
+            known = [
+                name
+                for name, one in served.methods[verb, path].parameters.items()
+                if one["location"] == "query"
+            ]
+            asked = [name for name in [*known, "unknown"] if draw.random() < 0.1]
+            query = {name: draw.choice((*mutate.TEXTS[:12], "1", "true", "a=b")) for name in asked}
+            body = nonsense(served.methods[verb, path], draw) if verb != "GET" else None
+            answer = cloud.call(verb, url, params=query, json=body)
+            said = f"{verb} {url} {query} {body}: {answer.status_code} {answer.text}"
+            assert answer.status_code < 500 or answer.status_code == 501, said
+            if answer.status_code >= 400:
+                assert answer.json()["error"]["code"] == answer.status_code, said
+    assert cloud.call("GET", f"/compute/v1/projects/{PROJECT}").status_code == 200
