@@ -170,7 +170,7 @@ def _decoder(kind: Any) -> _Decode:
     """Decodes values as `kind`; cached for each type, because HEAD is read with each heartbeat."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
-        return _checked
+        return checked_json
     if origin is typing.Annotated:
         return _decoder_with_rules(_decoder(args[0]), args[1:])
     if origin in (typing.Union, types.UnionType):
@@ -251,7 +251,7 @@ def _decoded_float(value: Any, where: str) -> float:
     return value
 
 
-def _checked(value: Any, where: str) -> Any:
+def checked_json(value: Any, where: str) -> Any:
     """Any JSON value whose numbers are finite and that can be written again."""
     level, depth = [value], 0
     while level:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self
 
 from outlast.base import names
-from outlast.base.codec import format_time
+from outlast.base.codec import checked_json, format_time
 from outlast.base.retry import SILENT_SEC
 from outlast.protocol import parse_every
 from outlast.spec import secrets
@@ -316,9 +316,12 @@ def _read_object(key: str, text: str) -> dict[str, Any]:
         found = json.loads(text)
     except (ValueError, RecursionError):
         found = None
-    if isinstance(found, dict):
-        return found
-    raise BadSpec(f"metadata key {key} is {text[:80]!r}: must be a JSON object")
+    if not isinstance(found, dict):
+        raise BadSpec(f"metadata key {key} is {text[:80]!r}: must be a JSON object")
+    try:
+        return checked_json(found, f"metadata key {key}")
+    except ValueError as error:
+        raise BadSpec(str(error)) from None
 
 
 def _read_time(key: str, text: str) -> datetime:

@@ -146,7 +146,7 @@ def assert_nowhere(stack: Project, folder: Path, planted: Mapping[str, str]) -> 
         # An audit and a doctor find something; it is enough that they say what.
         finds = words.startswith(("audit", "doctor"))
         said = stack.outlast(*words.split(), fails=None if finds else False)
-        assert "dev" in said, (words, said)
+        assert said.strip(), words
         for value in (TOKEN, HOOK_TOKEN, HOOK_KEY, *planted.values()):
             assert not [form for form in forms(value) if form in said.encode()], words
     assert "WANDB_API_KEY" in (stack.folder / "page.html").read_text()

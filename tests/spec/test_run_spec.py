@@ -184,6 +184,8 @@ def test_a_missing_key_is_named(key: str) -> None:
         ("outlast-git", DEEP, "must be JSON of a commit"),
         ("outlast-timeouts", DEEP, "must be a JSON object"),
         ("outlast-billed", DEEP, "must be a JSON object"),
+        ("outlast-billed", '{"a":' * 101 + "1" + "}" * 101, "must not be nested deeper than 100"),
+        ("outlast-content", '{"a":1e999}', "must be finite"),
         ("outlast-command", DEEP, "must be JSON"),
         ("outlast-secret-env", DEEP, "must be JSON"),
         ("outlast-sweep-rules", DEEP, "must be a JSON object"),

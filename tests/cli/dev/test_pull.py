@@ -175,6 +175,6 @@ def test_a_connection_ends_with_a_sentence_if_a_vm_sends_garbage(
 ) -> None:
     script = f"import sys; print('outlast-dev 1'); print({line!r}, flush=True); sys.stdin.read()"
     with Channel(["python3", "-c", script]) as channel, pytest.raises(Lost) as lost:
-        channel.receive(30.0)
+        channel.receive(250.0, silent_sec=250.0)
     assert why in str(lost.value)
     assert "Traceback" not in capfd.readouterr().err
