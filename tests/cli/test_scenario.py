@@ -279,7 +279,7 @@ def test_a_stack_that_is_not_there_is_one_sentence(checkout: Path):
     with pytest.raises(UsageError) as raised:
         settings.read_own("mien")
     assert str(raised.value) == (
-        f"--stack mien: there is no Pulumi.mien.yaml in {checkout}; the stacks there are dev."
+        f"--stack mien: there is no Pulumi.mien.yaml in {checkout}; known are dev."
     )
 
 

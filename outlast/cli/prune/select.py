@@ -16,7 +16,7 @@ from typing import Any
 
 from outlast.base.codec import canonical_json, format_time
 from outlast.base.exits import State
-from outlast.base.suggest import did_you_mean
+from outlast.base.suggest import choices
 from outlast.bucket import inventory, pruning
 from outlast.bucket.inventory import BUNDLES, ENVIRONMENTS, Kept, KeptRun
 from outlast.bucket.layout import AttemptStart
@@ -163,10 +163,9 @@ def plan(rule: Rule) -> Plan:
     if rule.only and not unread:
         there = {kept.experiment for bucket in found for kept in bucket.kept}
         if missing := sorted(rule.only - there):
-            listed = f"outlast list shows those of {', '.join(buckets)}"
             raise UsageError(
                 f"experiment {missing[0]!r}: no bucket of this project has it;"
-                f" {did_you_mean(missing[0], there, listed)}"
+                f" {choices(missing[0], there)}."
             )
     unread += chooser.unread
     return Plan(tuple(items), tuple(dict.fromkeys(chooser.left)), tuple(unread))

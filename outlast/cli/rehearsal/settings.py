@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outlast.base.suggest import choices
 from outlast.cli import cloud as clouds
 from outlast.cli import engine
 from outlast.cli.errors import RehearsalError, UsageError
@@ -149,7 +150,7 @@ def read_own(stack: str, *, vm: bool = False) -> dict[str, Any]:
     if stack not in known:
         raise UsageError(
             f"--stack {stack}: there is no Pulumi.{stack}.yaml in {engine.project()}; "
-            f"the stacks there are {', '.join(known)}."
+            f"{choices(stack, known)}."
         )
     config = read_config(stack)
     # A rehearsal contacts no outside service, and needs no identity.
