@@ -30,7 +30,7 @@ def mistakes(text: str, version: str) -> list[str]:
         elif name != UNRELEASED:
             found.append(f"{name}: is neither {UNRELEASED} nor VERSION - YYYY-MM-DD")
         kinds = re.findall(r"^### (.*)$", section, flags=re.M)
-        found += [f"{name}: {kind}: is no kind of change" for kind in kinds if kind not in KINDS]
+        found += [f"{name}: {kind}: is not a kind of change" for kind in kinds if kind not in KINDS]
         if not kinds or not re.search(r"^- \S", section, flags=re.M):
             found.append(f"{name}: has no changes")
     if UNRELEASED in names[1:]:
@@ -81,7 +81,7 @@ GOOD = """# Changelog
         ("## [0.2.0] - 2026-12-01", "## Unreleased", ""),
         ("# Changelog", "# News", "title"),
         ("[0.2.0] - 2026-12-01", "0.2.0, in December", "neither Unreleased nor VERSION"),
-        ("### Fixed", "### Repaired", "Repaired: is no kind"),
+        ("### Fixed", "### Repaired", "Repaired: is not a kind"),
         ("- x", "", "has no changes"),
         ("[0.1.0] - 2026-11-01", "Unreleased", "is not first"),
         ("[0.1.0]", "[0.10.0]", "the newest version is not first"),
