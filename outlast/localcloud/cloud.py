@@ -199,7 +199,7 @@ class Faults(Protocol):
 
 
 class Director(Protocol):
-    """The active scenario: `outlast.localcloud.scenarios.director.ScenarioDirector`."""
+    """The active scenarios: `outlast.localcloud.scenarios.directors.Directors`."""
 
     def install(self, scenario: Any, target: str = "") -> None:
         """Starts a scenario, for the experiment `target` or for all."""

@@ -14,14 +14,14 @@ from outlast.localcloud.base.state import Entry
 from outlast.localcloud.cloud import Cloud
 from outlast.localcloud.faults.layer import FaultLayer
 from outlast.localcloud.http.bodies import read_json
-from outlast.localcloud.scenarios.director import ScenarioDirector
+from outlast.localcloud.scenarios.directors import Directors
 from outlast.localcloud.scenarios.scenario import ScenarioError, check
 
 
 class Control:
     """Routes that inspect the cloud and inject faults."""
 
-    def __init__(self, cloud: Cloud, faults: FaultLayer, director: ScenarioDirector) -> None:
+    def __init__(self, cloud: Cloud, faults: FaultLayer, director: Directors) -> None:
         self._cloud = cloud
         self._faults = faults
         self._director = director
@@ -101,10 +101,12 @@ class Control:
         return JSONResponse({})
 
     async def _show_scenario(self, request: Request) -> Response:
-        return JSONResponse(self._director.shown())
+        """Shows the scenario of `?target=`, or the one that was started last."""
+        return JSONResponse(self._director.shown(request.query_params.get("target")))
 
     async def _play_scenario(self, request: Request) -> Response:
-        """Starts a scenario. The body is its document, or {document, target}."""
+        """Starts a scenario, beside those of other targets. The body is its document, or
+        {document, target}."""
         body = await read_json(request)
         target = ""
         if "document" in body:
@@ -112,14 +114,14 @@ class Control:
                 raise ApiError(400, "scenario: must be {document, target}, the target a text")
             body, target = body["document"], body.get("target", "")
         try:
-            scenario = check(body)
+            self._director.install(check(body), target)
         except ScenarioError as error:
             raise ApiError(400, str(error)) from None
-        self._director.install(scenario, target)
-        return JSONResponse(self._director.shown())
+        return JSONResponse(self._director.shown(target))
 
     async def _end_scenario(self, request: Request) -> Response:
-        self._director.remove()
+        """Ends the scenario of `?target=`, or all."""
+        self._director.remove(request.query_params.get("target"))
         return JSONResponse({})
 
     async def _apply_lifecycle(self, request: Request) -> Response:

@@ -38,7 +38,7 @@ from outlast.localcloud.faults.layer import FaultLayer
 from outlast.localcloud.http.listener import MAX_HEAD_BYTES, NAMES, Listener, Protocol
 from outlast.localcloud.http.senders import Senders
 from outlast.localcloud.iam.service import Iam
-from outlast.localcloud.scenarios.director import ScenarioDirector
+from outlast.localcloud.scenarios.directors import Directors
 from outlast.localcloud.scenarios.scenario import Scenario
 from outlast.localcloud.secrets.service import SecretManager
 from outlast.localcloud.storage.service import Storage
@@ -76,7 +76,7 @@ def assemble(
     cloud.policies, cloud.org_policies = offered["iam"].policies, offered["iam"].org_policies
     cloud.senders = Senders(cloud.machines, offered["iam"].impersonation.caller)
     faults = cloud.faults = FaultLayer(cloud)
-    director = cloud.director = ScenarioDirector(cloud)
+    director = cloud.director = Directors(cloud)
     routes: list[BaseRoute] = [
         *(route for service in cloud.services.values() for route in service.routes()),
         *Control(cloud, faults, director).routes(),

@@ -147,9 +147,11 @@ class Operations:
         fault = Fault(*error) if error else None
         self._troubles.append(Trouble(re.compile(match), delay_sec, fault, times, applies))
 
-    def clear(self) -> None:
-        """Removes all planned faults."""
-        self._troubles.clear()
+    def clear(self, applies: Callable[[str], bool] | None = None) -> None:
+        """Removes the planned faults that were added with `applies`; all if it is None."""
+        self._troubles[:] = [
+            one for one in self._troubles if applies is not None and one.applies != applies
+        ]
 
     def trouble(self, method: str, path: str) -> Trouble | None:
         """The fault of this call, which uses up one of its times; None if it has none."""

@@ -44,15 +44,16 @@ class _Pending:
 
 
 class ScenarioDirector:
-    """Plays the scenario of a cloud. Everything runs on the cloud's loop."""
+    """Plays one scenario of a cloud. Everything runs on the cloud's loop."""
 
-    def __init__(self, cloud: Cloud) -> None:
+    def __init__(self, cloud: Cloud, known: dict[str, Life] | None = None) -> None:
+        """`known`: the VMs of the cloud, if other scenarios play beside this one."""
         self._cloud = cloud
         self._scenario: Scenario | None = None
         self._zero: float | None = None
         self._events: list[_Pending] = []
         self._background = Background(cloud.fail)
-        self._lives = Lives()
+        self._lives = Lives(known)
         self._played = Played(cloud.events)
         self._actions = EventActions(cloud, self._lives, self._played, self._background)
         self._world = World(cloud, self._lives, self._actions, self._played, self._background)
@@ -84,9 +85,8 @@ class ScenarioDirector:
         if self._scenario and self._zero is not None:
             self._world.end()
         for life in self._lives.all():
-            life.cut_off = False
+            life.cut_off = life.cut_off and not self._lives.is_ours(life)
         self._scenario, self._zero = None, None
-        self._lives.aim("")
         self._world.remove()
         self._events = []
         self._played.entries = []
@@ -97,14 +97,30 @@ class ScenarioDirector:
         self._lives.clear()
         self._world.forget()
 
+    def forget_ended(self) -> None:
+        """Forgets the target's VMs whose process has ended."""
+        self._lives.forget_ended()
+
+    def means(self, properties: Mapping[str, Any]) -> bool:
+        """Whether a VM of these properties belongs to the target."""
+        return self._lives.means(properties)
+
+    @property
+    def speed(self) -> float:
+        """How fast the scenario lets the cloud's clock run."""
+        return self._scenario.speed if self._scenario else 1.0
+
     def shown(self) -> Entry:
-        """{document, target, log, pending, waiting}; document is None without a scenario. `waiting`
-        lists the events still to come, `pending` is the number of their plays."""
+        """{document, target, log, pending, waiting, rules, commits}; document is None without a
+        scenario. `waiting` lists the events still to come, `pending` is the number of their plays,
+        `rules` the ids of its fault rules, `commits` the number of commits of the target's VMs."""
         waiting = [event for event in self._events if 0 < event.left < math.inf]
         return {
             "document": self._scenario.document() if self._scenario else None,
             "target": self._lives.target,
             "log": self._played.entries,
+            "rules": list(self._actions.rules),
+            "commits": sum(life.commits for life in self._lives.all() if self._lives.is_ours(life)),
             "pending": sum(int(event.left) for event in waiting),
             "waiting": [
                 {
@@ -180,6 +196,7 @@ class ScenarioDirector:
 
     async def _reach(self, life: Life, phase: str) -> None:
         """Plays the events that are due at a VM's moment of this phase."""
+        self._played.begun(life)
         for pending in self._events:
             if life.ended:
                 return

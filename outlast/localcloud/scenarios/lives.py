@@ -41,8 +41,9 @@ class Life:
 class Lives:
     """The last boot of each VM, and which of them belong to the scenario's target."""
 
-    def __init__(self) -> None:
-        self._lives: dict[str, Life] = {}
+    def __init__(self, known: dict[str, Life] | None = None) -> None:
+        """`known`: VMs that other scenarios of the cloud see too."""
+        self._lives: dict[str, Life] = {} if known is None else known
         """By instance id, in the order of the boots."""
         self._boots = 0
         self.target = ""
@@ -61,10 +62,16 @@ class Lives:
         for life in filter(self.is_ours, self._lives.values()):
             self._boots += 1
             life.boot = self._boots
+            life.counted = {}
 
     def clear(self) -> None:
         """Forgets every VM."""
         self._lives.clear()
+
+    def forget_ended(self) -> None:
+        """Forgets the target's VMs whose process has ended."""
+        for life in [life for life in self.all() if self.is_ours(life) and life.ended]:
+            del self._lives[life.id]
 
     def begin(self, instance: Instance, *, counts: bool) -> Life:
         """Notes a VM's boot, which is counted if `counts` and if it is the target's."""

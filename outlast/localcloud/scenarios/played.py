@@ -33,3 +33,10 @@ class Played:
         self.entries.append(entry)
         self._events.write("scenario-event", **entry)
         return entry
+
+    def begun(self, life: Life) -> None:
+        """Adds a VM's attempt to what hit it before that attempt began, such as a notice."""
+        for entry in self.entries:
+            same = (entry["instance_id"], entry["boot"]) == (life.id, life.boot)
+            if same and entry["attempt"] is None:
+                entry["attempt"] = life.term

@@ -61,8 +61,8 @@ class World:
 
     def end(self) -> None:
         """Removes the limits that `begin` has set."""
-        self._actions.platform.fleet.capacity.clear()
-        self._actions.platform.operations.clear()
+        self._actions.platform.fleet.capacity.clear(self._lives.means)
+        self._actions.platform.operations.clear(self._lives.owns)
 
     def forget(self) -> None:
         """Forgets every binding."""

@@ -18,9 +18,9 @@ from outlast.localcloud.base.access import Caller
 from outlast.localcloud.compute.fleet.model import Instance, Switches
 from outlast.localcloud.faults.layer import FaultLayer
 from outlast.localcloud.http.request_facts import RequestFacts as Facts
-from outlast.localcloud.scenarios.director import ScenarioDirector
+from outlast.localcloud.scenarios.directors import Directors
 from outlast.localcloud.scenarios.lifetimes import death
-from outlast.localcloud.scenarios.scenario import PHASES, Lifetimes, check
+from outlast.localcloud.scenarios.scenario import PHASES, Lifetimes, ScenarioError, check
 from tests.localcloud.local_cloud import LocalCloud
 
 RUN = "experiments/dev/0123456789"
@@ -72,7 +72,7 @@ class Rehearsal:
         limit = SimpleNamespace(
             add_window=lambda *a, applies: self.limits.append((*a, applies)),
             limit=lambda *a, applies: self.limits.append((*a, applies)),
-            clear=self.limits.clear,
+            clear=self._clear_limits,
         )
         self.instances: dict[str, Instance] = {}
         self.fleet = SimpleNamespace(
@@ -84,7 +84,7 @@ class Rehearsal:
             fleet=self.fleet,
             hypervisor=Hypervisor(self),
             changed=lambda: None,
-            operations=SimpleNamespace(clear=lambda: None),
+            operations=SimpleNamespace(clear=lambda applies: None),
         )
         machines = SimpleNamespace(
             platform=platform,
@@ -100,9 +100,12 @@ class Rehearsal:
             fail=self.failures.append,
         )
         cloud.faults = self.faults = FaultLayer(cloud)
-        self.director = cloud.director = ScenarioDirector(cloud)
+        self.director = cloud.director = Directors(cloud)
         self.target = target
         self.document = {"name": "x", "about": "A test.", **document}
+
+    def _clear_limits(self, applies: Any) -> None:
+        self.limits[:] = [limit for limit in self.limits if limit[-1] != applies]
 
     def _noting(self, verb: str) -> Callable[..., None]:
         return lambda instance, *options: self.did.append((verb, instance.id, *options))
@@ -556,6 +559,67 @@ def test_each_boot_has_one_of_the_named_faults() -> None:
             "driver": {"fails_at_boots": [2]},
         },
     )
+
+
+def test_a_notice_before_the_attempt_is_one_of_the_attempt() -> None:
+    async def scene(rehearsal: Rehearsal) -> None:
+        await rehearsal.boot("a")
+        await rehearsal.boot("b")
+        await rehearsal.start("a", 1)
+        log = rehearsal.director.shown()["log"]
+        assert [(one["do"], one["vm"], one["attempt"]) for one in log] == [
+            ("preempt", "a", 1),
+            ("preempt", "b", None),
+        ]
+
+    play(scene, events=events(({"phase": "boot"}, {"preempt": {}}), times=0))
+
+
+def test_scenarios_of_two_targets_play_beside_each_other() -> None:
+    full = {"zones": {ZONE: {"capacity": [{"vms": 3}]}}}
+
+    async def scene(rehearsal: Rehearsal) -> None:
+        other = {**rehearsal.document, "name": "other", "events": events(({}, {"stop": None}))}
+        rehearsal.director.install(check(other), "other")
+        first = await rehearsal.boot("a", "experiments/dev")
+        second = await rehearsal.boot("b", "experiments/other")
+        await rehearsal.boot("c", "experiments/third")
+        assert (set(first), set(second)) == ({"driver_fails"}, {"driver_fails"})
+        assert rehearsal.did == [("kill", "a"), ("stop_instance", "b")]
+        shown = [rehearsal.director.shown(target) for target in ("dev", "other", "third")]
+        assert [one["target"] for one in shown] == ["dev", "other", ""]
+        assert [[each["vm"] for each in one["log"][1:]] for one in shown] == [["a"], ["b"], []]
+        assert len(rehearsal.limits) == 2
+        rehearsal.director.remove("other")
+        assert rehearsal.clock.speed == 2, "the other one still needs it"
+        assert len(rehearsal.limits) == 1
+        await rehearsal.boot("d", "experiments/other")
+        assert len(rehearsal.did) == 2
+        assert rehearsal.director.shown()["target"] == "dev"
+
+    play(
+        scene,
+        target="dev",
+        speed=2,
+        world={**full, "driver": {"fails_at_boots": [1]}},
+        events=events(({}, {"kill": None})),
+    )
+
+
+def test_what_is_the_whole_clouds_is_not_changed_beside_another_scenario() -> None:
+    async def scene(rehearsal: Rehearsal) -> None:
+        install = rehearsal.director.install
+        for part, said in (
+            ({"speed": 3}, "speed 3: a scenario that plays on this cloud has 1; must be the same"),
+            ({"world": {"switches": {"no_capacity": True}}}, "world.switches: are the whole"),
+        ):
+            with pytest.raises(ScenarioError, match=said):
+                install(check({**rehearsal.document, **part}), "other")
+            assert rehearsal.director.shown()["target"] == "dev"
+        install(check({**rehearsal.document, "speed": 3}))  # without a target it ends the others
+        assert rehearsal.director.shown("dev")["document"] is None
+
+    play(scene, target="dev")
 
 
 def test_a_scenario_is_put_shown_and_taken_away(cloud: LocalCloud) -> None:

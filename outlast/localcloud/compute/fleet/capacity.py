@@ -97,10 +97,10 @@ class Capacity:
         """Sets a quota; metrics without one are unlimited."""
         self._quotas.append(Limit(metric, limit, region, from_at, to_at, applies))
 
-    def clear(self) -> None:
-        """Removes all windows and quotas."""
-        self._windows.clear()
-        self._quotas.clear()
+    def clear(self, applies: Applies | None = None) -> None:
+        """Removes the windows and quotas that were added with `applies`; all if it is None."""
+        for limits in (self._windows, self._quotas):
+            limits[:] = [one for one in limits if applies is not None and one.applies != applies]
 
     def has_room(self, zone: str, properties: Mapping[str, Any], count: int = 1) -> bool:
         """Whether the zone has room for `count` more VMs of these properties now."""
