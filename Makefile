@@ -12,7 +12,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 COMPILE := $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-header --no-emit-index-url --no-emit-find-links
 
-.PHONY: help setup rehearse test test-fast test-engine test-rehearsal guest-image test-guest test-long test-frameworks fuzz kill-matrix scenarios bench-setup policy-setup audit-setup audit tables coverage check fmt lock clean
+.PHONY: help setup rehearse test test-fast test-engine test-rehearsal guest-image test-guest test-long test-frameworks fuzz kill-matrix scenarios campaign bench-setup policy-setup audit-setup audit tables coverage check fmt lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -60,6 +60,9 @@ kill-matrix: setup ## 30 kills each of the trainers dummy and digits; bench/READ
 
 scenarios: setup ## every named scenario and its planted mutant, with a table; about half an hour
 	$(VENV)/python -m tests.scenarios.play
+
+campaign: setup ## runs of all trainers, commands and sweeps under sampled faults; SECONDS=28800 for a night
+	$(VENV)/python -m tests.campaign.run --seconds $(or $(SECONDS),1200) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
 bench-setup: $(BENCH)/installed ## .venv-bench: the peers that the benches measure beside us
 

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ class Played:
     seconds: float
     error: str = ""
     """Why it could not be carried out; empty if it was."""
+    verdicts: Mapping[str, str] = field(default_factory=dict)
+    """By guarantee; `broken` above also has those that nothing tested."""
 
     @property
     def word(self) -> str:
@@ -72,7 +74,8 @@ def play(name: str, root: Path = ROOT, limit_sec: float = LIMIT_SEC) -> Played:
         error = said[-1] if said else f"exit code {process.returncode}"
         return Played(False, (), seconds, error)
     broken = tuple(g["name"] for g in report["guarantees"] if not g["held"])
-    return Played(report["held"], broken, seconds)
+    verdicts = {g["name"]: g["verdict"] for g in report["guarantees"]}
+    return Played(report["held"], broken, seconds, verdicts=verdicts)
 
 
 def play_mutant(name: str, mutant: Mutant) -> Played:
