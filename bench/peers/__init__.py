@@ -16,6 +16,7 @@ JOBS = {
     "orbax": ("orbax_job.py", "step"),
     "torch dcp": ("dcp.py", "step"),
     "keras": ("keras_job.py", "epoch"),
+    "hf trainer": ("hf_job.py", "step"),
     "xgboost": ("xgboost_job.py", "step"),
 }
 """Script, and what its rows are counted by."""
