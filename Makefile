@@ -12,7 +12,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 COMPILE := $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-header --no-emit-index-url --no-emit-find-links
 
-.PHONY: help setup rehearse test test-fast test-engine test-rehearsal guest-image test-guest test-long test-frameworks fuzz kill-matrix scenarios campaign bench-setup policy-setup audit-setup audit tables coverage check fmt lock clean
+.PHONY: help setup rehearse test test-fast test-engine test-rehearsal guest-image test-guest test-long test-frameworks fuzz kill-matrix kills scenarios campaign bench-setup policy-setup audit-setup audit tables coverage check fmt lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -57,6 +57,9 @@ fuzz: setup ## changed checkpoints, results and records, which must be read or r
 
 kill-matrix: setup ## 30 kills each of the trainers dummy and digits; bench/README.md has the rest
 	$(VENV)/python -m bench.kill_matrix --trainer dummy --trainer digits --points 30 --seed 1
+
+kills: setup ## ten thousand kills by forks of one process, at exact operations; POINTS=500 for fewer
+	$(VENV)/python -m bench.kill_matrix --forks --points $(or $(POINTS),10000) --seed $(or $(SEED),1)
 
 scenarios: setup ## every named scenario and its planted mutant, with a table; about half an hour
 	$(VENV)/python -m tests.scenarios.play

@@ -3,11 +3,13 @@
     python -m bench.kill_matrix --trainer digits --points 300 --seed 1
     python -m bench.kill_matrix --trainer torch_cnn --python /opt/frameworks/bin/python --points 60
     python -m bench.kill_matrix --trainer digits --points 60 --peers --python …
+    python -m bench.kill_matrix --forks --points 10000
 
 An undisturbed run comes first: its result, its rows and how long its phases took are the measure.
 Each point is then one run that is hit once (SIGKILL, SIGTERM, a notice) at a moment drawn from
-the seed, and started again. Exit codes: 0 all hold, 1 something does not, 64 bad usage, 69 the
-bench could not run.
+the seed, and started again. With `--forks` no run starts an interpreter: attempts are forks, and
+what happens to them happens at exact operations (bench/forks). Exit codes: 0 all hold, 1 something
+does not, 64 bad usage, 69 the bench could not run.
 """
 
 import argparse
@@ -49,6 +51,8 @@ FLAGS: dict[str, tuple[str, ...]] = {
 EVERY = {"dummy": "80", "digits": "120", "census": "4", "torch_cnn": "40"}
 EVERY |= {"keras_mlp": "80", "jax_mlp": "100"}
 """Steps between two checkpoints of it."""
+FORKED = ("dummy", "digits", "parts", "overlapping")
+"""What `--forks` trains, from bench/forks/programs.py."""
 CENSUS_ROWS = 1200
 DATA_FLAGS = ("--data", "--census-data-path")
 
@@ -61,6 +65,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--points", type=int, default=30, help="blows for each trainer")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--only", type=int, help="this point alone, to look at it again")
+    made.add_argument(
+        "--forks",
+        action="store_true",
+        help=f"attempts are forks of one process; --trainer is one of {', '.join(FORKED)}, or all",
+    )
+    made.add_argument("--point", default="", help="with --forks: one point, as its matrix names it")
     made.add_argument("--where", choices=("folder", "cloud", "both"), default="both")
     made.add_argument("--python", default=sys.executable, help="interpreter of the trainer")
     made.add_argument(
@@ -83,6 +93,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Measure as the flags say."""
     args = parser().parse_args(argv)
+    if args.forks or args.point:
+        return _forks(args)
     unknown = [name for name in args.trainer if name not in trainers.names()]
     if unknown:
         known = ", ".join(trainers.names())
@@ -110,6 +122,21 @@ def main(argv: Sequence[str]) -> int:
     if bad:
         return FAILED
     return CANNOT if missing or (args.trainer and not ours) else DONE
+
+
+def _forks(args: argparse.Namespace) -> int:
+    from bench.forks import matrix  # it imports all that a run does
+
+    return matrix.run(
+        count=args.points,
+        seed=args.seed,
+        programs=args.trainer,
+        point=args.point,
+        only=args.only,
+        workers=args.parallel,
+        keep=args.keep,
+        json_file=args.json,
+    )
 
 
 def _trainer(args: argparse.Namespace, name: str, work: Path) -> list[Verdict]:
