@@ -112,11 +112,11 @@ def _unfinished_name(name: str, taken: Container[str]) -> str:
 def _make_folders(top: Path, folder: Path) -> None:
     """Creates a folder below ``top``. Raises FileExistsError if a link would lead elsewhere."""
     top.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    while folder != top:
-        if folder.is_symlink():
-            raise FileExistsError(f"{folder}: is a link, and the result has a folder there")
-        folder = folder.parent
+    for name in folder.relative_to(top).parts:
+        top = top / name
+        if top.is_symlink():
+            raise FileExistsError(f"{top}: is a link, and the result has a folder there")
+        top.mkdir(exist_ok=True)
 
 
 def _listed(manifest: ResultManifest) -> ResultFile:

@@ -161,7 +161,7 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "into/plots").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FileExistsError, match="into/plots: is a link, and the result has a folder"):
         complete_result(store, result, tmp_path / "into")
-    assert not below(tmp_path / "elsewhere")
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_our_own_lists_have_no_such_name() -> None:

@@ -42,7 +42,6 @@ def outlast(*args: str, **kwargs) -> subprocess.CompletedProcess[str]:
         (["cloud", "start", "--port", "70000"], 64, "70000 is not in the range"),
         (["preview", "--policy-pack-config", "none.json"], 64, "none.json: No such file"),
         (["preview", "--markdown", "--json"], 64, "--markdown and --json: print one of them"),
-        (["cloud", "kill"], 64, "Missing argument 'VM'"),
         (["train"], 64, "command: is missing; write it after --, as in outlast train --"),
         (["train", "python", "train.py"], 64, "python train.py: is not an option of outlast train"),
         (

@@ -1,5 +1,6 @@
 """The supervisor as a process, with a real trainer, the fake cloud and a folder for a bucket."""
 
+import contextlib
 import fcntl
 import io
 import json
@@ -204,6 +205,12 @@ def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bundle: Path) -> I
             machines.close()
 
 
+def kill(trainer: int) -> None:
+    """Kills a trainer, unless it has ended already because its supervisor has."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(trainer, signal.SIGKILL)
+
+
 def test_a_run_is_killed_interrupted_and_finished(machines: Machines) -> None:
     """SIGKILL of everything, then SIGTERM in mid-commit, then to the end."""
     gate = {"outlast-arg-gate": str(machines.gate)}
@@ -211,7 +218,7 @@ def test_a_run_is_killed_interrupted_and_finished(machines: Machines) -> None:
     trainer = machines.trainer_at_gate()
     wait_until(lambda: 5 in machines.committed(), "a commit")
     os.kill(first.pid, signal.SIGKILL)
-    os.kill(trainer, signal.SIGKILL)
+    kill(trainer)
 
     gate["outlast-arg-gate-at"] = "14"
     second = machines.boot(**gate, FREEZE=r"put .*/t000002/s.*/MANIFEST")
@@ -277,7 +284,7 @@ def test_a_vm_that_is_killed_between_a_stop_request_and_the_commit(machines: Mac
     machines.wait_frozen(first)
     committed = machines.committed()[-1]
     os.kill(first.pid, signal.SIGKILL)
-    os.kill(trainer, signal.SIGKILL)
+    kill(trainer)
     assert machines.head.state is State.OPEN and committed < 14
 
     second = machines.boot(**gate)
