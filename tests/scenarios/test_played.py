@@ -100,7 +100,9 @@ def test_a_trainer_with_its_own_metrics_that_stops_early_is_judged_by_what_it_lo
     assert "broken" not in verdicts.values(), report["guarantees"]
     assert verdicts["each-step-once"] == verdicts["same-bytes"] == "held"
     details = {g["name"]: g["detail"] for g in report["guarantees"]}
-    assert "the run ended at step 150 before event 3 (kill at attempt 3" in details["all-happened"]
+    # Event 2 has the 0.3 s from step 120 to step 150; on a busy machine it may come too late, too.
+    assert "the run ended at step 150 before event" in details["all-happened"]
+    assert "event 3 (kill at attempt 3" in details["all-happened"]
     assert verdicts["all-happened"] == "not exercised"
     assert (
         "3 rows of 150 steps; not compared, because they vary in each run: seconds"
