@@ -30,7 +30,7 @@ from outlast.base.exits import CTRL_C, Reason
 from outlast.bucket.store import StoreError
 from outlast.cli import cloud as clouds
 from outlast.cli import engine, recover
-from outlast.cli.errors import OperateError, RehearsalError
+from outlast.cli.errors import NoStack, OperateError, RehearsalError
 from outlast.cli.rehearsal import guarantees, scenario
 from outlast.cli.rehearsal.cleanup import end_strays, terminable, uninterrupted
 from outlast.cli.rehearsal.guarantees import Verdict
@@ -220,11 +220,8 @@ class CutOff:
                     going.result()
             self._provider.reap()
             self._provider.start()
-            try:
+            with contextlib.suppress(NoStack):  # it was cut off before the stack existed
                 recover.recover(self._stack.name, cwd=self._folder)
-            except OperateError as error:  # it was cut off before the stack existed
-                if engine.NO_STACK not in str(error):
-                    raise
         return self._stack.up()
 
 

@@ -190,7 +190,7 @@ def draw(seed: int, number: int, job: Job) -> Member:
 
 
 def named(seed: int, name: str) -> Member:
-    """The run of that name. ValueError: there is no such."""
+    """The run of that name. Raises ValueError for another name."""
     match = re.fullmatch(r"m(\d+)-([a-z-]+)", name)
     if match is None or match[2] not in [job.name for job in JOBS]:
         raise ValueError(f"run {name!r}: must be as a campaign printed it, such as m12-digits")

@@ -1,14 +1,21 @@
 """What a member of a campaign sees of the cloud, and what it counts: without a cloud."""
 
+import threading
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from outlast.base.exits import Reason
 from outlast.bucket.history import Attempt
+from outlast.cli import cloud as clouds
+from outlast.cli.errors import EngineError, NoStack
 from outlast.cli.rehearsal.guarantees import Guarantee, Verdict
 from outlast.cli.rehearsal.seen import Ending, Fault, RunRecord, Seen
-from tests.campaign.member import Result, Share, fallbacks
+from tests.campaign import member
+from tests.campaign.member import CutOff, Result, Share, fallbacks
 
 AUDIT = {
     "buckets": [{"name": "shared", "objects": 3, "versions": 0}],
@@ -86,3 +93,36 @@ def test_what_a_run_survived_is_counted() -> None:
     result.add(seen, 2, [Guarantee("same-bytes", "", Verdict.BROKEN, "differs")], commits=1)
     result.add(seen, 1, [Guarantee("resumed", "", Verdict.BROKEN, "fresh")], commits=0)
     assert (result.broken, result.at, result.runs) == ({"same-bytes": "differs"}, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "raised"), [(NoStack("stack m0: is not there."), None), (EngineError("no"), "no")]
+)
+def test_an_up_that_was_cut_off_before_its_stack_existed_is_begun_again(
+    monkeypatch: pytest.MonkeyPatch, refusal: EngineError, raised: str | None
+) -> None:
+    killed = threading.Event()
+    ups: list[str] = []
+
+    def up() -> dict[str, Any]:
+        ups.append("up")
+        if len(ups) == 1:
+            killed.wait()
+            raise EngineError("killed")
+        return {"run": "0123456789"}
+
+    def recover(*_: Any, **__: Any) -> None:
+        raise refusal
+
+    monkeypatch.setenv(clouds.TOKEN_VARIABLE, "token")
+    monkeypatch.setattr(member, "end_strays", lambda token: killed.set())
+    monkeypatch.setattr(member.recover, "recover", recover)
+    stack: Any = SimpleNamespace(up=up, destroy=None, name="m0")
+    provider: Any = SimpleNamespace(reap=lambda: None, start=lambda: None)
+    cut = CutOff(stack, Path("."), provider)
+    cut.cuts = [0.01]
+    if raised:
+        with pytest.raises(EngineError, match=raised):
+            cut.up()
+    else:
+        assert (cut.up(), cut.done, len(ups)) == ({"run": "0123456789"}, 1, 2)
