@@ -1,6 +1,5 @@
 """Many points, on several processes: the table, and how to play a single one again."""
 
-import ctypes
 import gc
 import multiprocessing
 import multiprocessing.connection
@@ -9,7 +8,6 @@ import resource
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,12 +24,12 @@ from bench.forks.programs import PROGRAMS
 from bench.forks.scenes import Scene, SceneError
 from bench.forks.verdict import Verdict, judge
 from bench.forks.vm import die_with_parent
+from bench.sites import in_memory
 from outlast.base.exits import DONE, INTERRUPTED, USAGE
+from outlast.base.process_tree import adopt_orphans
 
 FAILED = 1
 CANNOT = 69
-MEMORY = Path("/dev/shm")  # noqa: S108 - a new folder in it, for this user alone
-PR_SET_CHILD_SUBREAPER = 36
 SAY_SEC = 60.0
 
 
@@ -57,9 +55,9 @@ def run(
         return USAGE
     if point:
         names = [name for name in names if point.startswith(f"{name}/")] or names
-    adopt_orphans()
+    adopt_orphans()  # a trainer whose supervisor is dead is waited for here
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
-    work = Path(tempfile.mkdtemp(prefix="outlast-kills-", dir=MEMORY if MEMORY.is_dir() else None))
+    work = in_memory("outlast-kills-")
     try:
         begun = time.monotonic()
         made = scenes.make(names, work / "scenes")
@@ -92,11 +90,6 @@ def run(
     if any(not verdict.good for verdict in found):
         return FAILED
     return DONE if any(verdict.hit for verdict in found) else CANNOT
-
-
-def adopt_orphans() -> None:
-    """Makes a trainer whose supervisor is dead a child of this process, which waits for it."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 # ---------------------------------------------------------------------------------------------

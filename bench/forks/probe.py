@@ -50,6 +50,9 @@ class Kind(StrEnum):
     """Applied; the caller gets no answer."""
 
 
+FAILING = frozenset({Kind.REFUSED, Kind.THROTTLED, Kind.LATE, Kind.LOST})
+
+
 @dataclass(frozen=True)
 class Blow:
     """One event of a VM and what happens there."""
@@ -123,8 +126,7 @@ class Probe:
         blow = self.blow
         if blow is None or blow.event != event:
             return None
-        failing = blow.kind in (Kind.REFUSED, Kind.THROTTLED, Kind.LATE, Kind.LOST)
-        last = blow.nth + (blow.times - 1 if failing else 0)
+        last = blow.nth + (blow.times - 1 if blow.kind in FAILING else 0)
         return blow if blow.nth <= self._seen[event] <= last else None
 
     def inject(self, blow: Blow) -> None:
@@ -283,7 +285,6 @@ class WatchedStore(FolderStore):
         raise Unavailable("503: no answer")
 
 
-FAILING = frozenset({Kind.REFUSED, Kind.THROTTLED, Kind.LATE, Kind.LOST})
 Request = tuple[str, str, str, tuple[Any, ...], dict[str, Any]]
 """VM, verb, path, and the arguments of a write."""
 

@@ -91,7 +91,7 @@ def _ends(check: _Check, head: Head) -> None:
 
 def _result(check: _Check, head: Head) -> None:
     if head.end is None or head.end.result is None:
-        check.hold(False, "there is no result")
+        check.hold(False, "HEAD names no result")
         return
     found, wanted = result_of(check.store, head), check.scene.truth.result
     other = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))

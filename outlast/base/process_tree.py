@@ -99,11 +99,11 @@ class Orphans:
     def adopt(self, *apart: int) -> None:
         """Begins now; existing children, and ``apart``, are not included."""
         self._apart = {*apart, *_children().get(os.getpid(), {})}
-        _adopt_orphans(True)
+        adopt_orphans()
 
     def release(self) -> None:
         """Ends."""
-        _adopt_orphans(False)
+        adopt_orphans(False)
 
     def alive(self) -> set[int]:
         """All descendants of this process except those apart; includes its own new children."""
@@ -134,7 +134,8 @@ class Orphans:
             time.sleep(KILL_ROUND_SEC)
 
 
-def _adopt_orphans(wanted: bool) -> None:
+def adopt_orphans(wanted: bool = True) -> None:
+    """Whether orphans among the descendants become children of this process; on Linux alone."""
     if sys.platform == "linux":
         import ctypes
 

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from bench.forks import matrix, scenes
+from bench.forks import scenes
 from bench.forks.play import play
 from bench.forks.points import PHASES, Deck, Point
 from bench.forks.probe import Kind, WatchedStore
 from bench.forks.verdict import judge
+from outlast.base.process_tree import adopt_orphans
 from outlast.bucket.commit import Committer
 from outlast.bucket.restore import Fresh
 from outlast.bucket.store import FolderStore, Object, checksum_of, folder
@@ -149,7 +150,7 @@ MUTANTS: dict[str, tuple[Plant, tuple[Kind, ...], tuple[str, ...]]] = {
 
 
 def main(names: list[str]) -> None:
-    matrix.adopt_orphans()
+    adopt_orphans()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as temporary:
         work = Path(temporary)
         made = scenes.make([PROGRAM], work / "scenes")

@@ -334,13 +334,12 @@ class _Auditor:
                 until = (properties.get("scheduling") or {}).get("terminationTime")
                 if until and datetime.fromisoformat(until) <= self.now:
                     continue  # The platform creates no VM any more.
-                if why := self._not_begun(properties.get("metadata") or {}):
+                if why := self._not_begun(_metadata(properties)):
                     yield one.mark, f"group {one.name} waits for a VM, and {why}"
 
-    def _not_begun(self, metadata: Json) -> str:
+    def _not_begun(self, items: Mapping[str, str]) -> str:
         """Why a VM with this metadata may still begin its run, or its run's next resume; empty if
         it has begun, which its HEAD says more of."""
-        items = {one["key"]: str(one.get("value", "")) for one in metadata.get("items") or ()}
         layout = Layout(items.get("outlast-prefix", ""), items.get("outlast-run", ""))
         if not layout.run:
             return ""
@@ -359,7 +358,7 @@ class _Auditor:
 
     def _outlived(self, vm: Resource, group: str, disks: Mapping[str, Json]) -> Finding | None:
         """A VM of a stack's group whose run has ended."""
-        items = {one["key"]: one.get("value", "") for one in vm.body["metadata"].get("items") or ()}
+        items = _metadata(vm.body)
         bucket = self.buckets.get(items.get("outlast-bucket", ""))
         layout = Layout(items.get("outlast-prefix", ""), items.get("outlast-run", ""))
         if bucket is None or not layout.run:
@@ -411,9 +410,7 @@ class _Auditor:
         names = {*bodies, *(one.bucket for one in here)}
         names |= {one.bucket for one in self.owners if one.cloud == self.project}
         for one in found:
-            of_vm = one.body.get("properties") or one.body
-            items = (of_vm.get("metadata") or {}).get("items") or ()
-            names |= {str(i.get("value")) for i in items if i.get("key") == "outlast-bucket"}
+            names.add(_metadata(one.body.get("properties") or one.body).get("outlast-bucket", ""))
         for name in sorted(names - {""}):
             try:
                 if name not in bodies and Project(self.project).any_bucket(name) is None:
@@ -500,10 +497,13 @@ def _end_of(head: Head, written: Object, resume: int, now: datetime) -> str:
 
 def _group_of(vm: Json) -> str:
     """The path of the group that created the VM; empty for none."""
-    for item in (vm.get("metadata") or {}).get("items") or ():
-        if item.get("key") == "created-by":
-            return str(item.get("value")).partition("projects/")[2].partition("/")[2]
-    return ""
+    return _metadata(vm).get("created-by", "").partition("projects/")[2].partition("/")[2]
+
+
+def _metadata(of_vm: Json) -> dict[str, str]:
+    """The instance metadata of a VM, or of a template's properties."""
+    items = (of_vm.get("metadata") or {}).get("items") or ()
+    return {one["key"]: str(one.get("value", "")) for one in items}
 
 
 def _is_baked(image: Json) -> bool:
