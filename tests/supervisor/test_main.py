@@ -223,6 +223,7 @@ def test_a_run_is_killed_interrupted_and_finished(machines: Machines) -> None:
     gate["outlast-arg-gate-at"] = "14"
     second = machines.boot(**gate, FREEZE=r"put .*/t000002/s.*/MANIFEST")
     machines.wait_frozen(second)
+    machines.trainer_at_gate()
     second.send_signal(signal.SIGTERM)
     second.send_signal(signal.SIGCONT)
     wait_until(lambda: "the trainer has" in machines.serial(1), "the trainer is asked to stop")
