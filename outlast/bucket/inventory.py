@@ -1,6 +1,6 @@
 """What a bucket holds of each experiment: its runs with their sizes, its bundles and environments.
 
-One listing of everything below `experiments/`, and one read of each HEAD.
+One listing of everything below `experiments/`, and one request for each HEAD.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,9 @@ from functools import partial
 
 from outlast.bucket.head import Head, HeadError, HeadLost, HeadMoved, read_head
 from outlast.bucket.layout import EXPERIMENT_PATTERN, Layout
+from outlast.bucket.listed import Listed
 from outlast.bucket.standing import is_expired
-from outlast.bucket.store import Object, Store, StoreError
+from outlast.bucket.store import Object, ReadOnlyStore, Store, StoreError
 from outlast.bucket.transfer import in_parallel, small_reads
 
 ROOT = "experiments/"
@@ -34,7 +35,7 @@ class KeptRun:
     head: Head | None
     """None if there is none, or if it cannot be read."""
     found: Object | None
-    """HEAD as it was listed; None if there is none."""
+    """HEAD in the generation that was read, or else as it was listed; None if there is none."""
     why: str = ""
     """Why HEAD cannot be read; empty if there is none."""
     pruning: Object | None = None
@@ -92,8 +93,10 @@ def read(store: Store) -> list[Kept]:
             (kept.bundles if parts[2] == BUNDLES else kept.environments).append(one)
         else:
             _note(seen, Layout(kept.prefix, parts[2]), one)
+    records = Listed(store)
+    records.add(one.head for one in seen.values() if one.head)
     jobs: list[Callable[[], KeptRun]] = [
-        partial(_run, store, layout, one) for layout, one in seen.items()
+        partial(_run, records, layout, one) for layout, one in seen.items()
     ]
     for run in in_parallel(jobs, small_reads(store)):
         found[run.layout.prefix.removeprefix(ROOT)].runs.append(run)
@@ -113,11 +116,11 @@ def _note(seen: dict[Layout, _Seen], layout: Layout, one: Object) -> None:
         so_far.pruning = one
 
 
-def _run(store: Store, layout: Layout, seen: _Seen) -> KeptRun:
-    head, why, is_left = None, "", False
+def _run(store: ReadOnlyStore, layout: Layout, seen: _Seen) -> KeptRun:
+    head, found, why, is_left = None, seen.head, "", False
     if seen.head is not None:
         try:
-            head = read_head(store, layout).head
+            head, found = read_head(store, layout)
         except HeadLost:
             pass  # Deleted since.
         except (HeadError, StoreError) as error:
@@ -125,6 +128,6 @@ def _run(store: Store, layout: Layout, seen: _Seen) -> KeptRun:
             is_left = isinstance(error, HeadMoved) and error.is_left
     assert seen.changed is not None
     return KeptRun(
-        *(layout, seen.size, seen.checkpoints, seen.changed, head, seen.head, why, seen.pruning),
+        *(layout, seen.size, seen.checkpoints, seen.changed, head, found, why, seen.pruning),
         is_left=is_left,
     )

@@ -37,6 +37,8 @@ class Control:
             Route("/_local/faults", self._add_fault, methods=["POST"]),
             Route("/_local/faults", self._clear_faults, methods=["DELETE"]),
             Route("/_local/faults/{rule}", self._remove_fault, methods=["DELETE"]),
+            Route("/_local/requests", self._show_requests, methods=["GET"]),
+            Route("/_local/requests", self._count_requests, methods=["PUT", "DELETE"]),
             Route("/_local/scenario", self._show_scenario, methods=["GET"]),
             Route("/_local/scenario", self._play_scenario, methods=["PUT"]),
             Route("/_local/scenario", self._end_scenario, methods=["DELETE"]),
@@ -98,6 +100,15 @@ class Control:
         rule = request.path_params["rule"]
         if not self._faults.remove(rule):
             raise not_found(f"fault {rule}")
+        return JSONResponse({})
+
+    async def _show_requests(self, request: Request) -> Response:
+        """Lists how often which request came since counting began."""
+        return JSONResponse(self._faults.counted())
+
+    async def _count_requests(self, request: Request) -> Response:
+        """Begins to count requests (PUT), from none, or ends it (DELETE)."""
+        self._faults.count(request.method == "PUT")
         return JSONResponse({})
 
     async def _show_scenario(self, request: Request) -> Response:

@@ -7,6 +7,7 @@ young, is left alone too. Ages are counted by this machine's clock.
 """
 
 import contextlib
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,8 +18,8 @@ from typing import Any
 
 from outlast.base.codec import format_time
 from outlast.bucket import inventory
-from outlast.bucket.head import Head, HeadError, HeadLost, read_head
-from outlast.bucket.inventory import Kept
+from outlast.bucket.head import Head, HeadError, HeadLost, Reading, read_head
+from outlast.bucket.inventory import Kept, KeptRun
 from outlast.bucket.layout import Layout
 from outlast.bucket.standing import is_expired
 from outlast.bucket.store import NotFound, Object, PreconditionFailed, Store, StoreError
@@ -177,12 +178,28 @@ class _Bucket:
     body: Json
     """Empty if the project does not list it."""
     store: Store
-    kept: list[Kept]
+    kept: Mapping[str, Kept]
+    """By experiment."""
     is_empty: bool
 
     @property
     def location(self) -> str:
         return str(self.body.get("location") or "")
+
+    @functools.cached_property
+    def _runs(self) -> Mapping[Layout, KeptRun]:
+        return {run.layout: run for kept in self.kept.values() for run in kept.runs}
+
+    def head_of(self, layout: Layout) -> Reading:
+        """HEAD of a run, as it was read with all others. Raises HeadError and StoreError."""
+        run = self._runs.get(layout)
+        if run and run.why:
+            raise HeadError(run.why)
+        if run and run.head and run.found:
+            return Reading(run.head, run.found)
+        if not layout.prefix.startswith(inventory.ROOT):
+            return read_head(self.store, layout)
+        raise HeadLost(f"gs://{self.name}/{layout.head}: is lost")
 
 
 @dataclass
@@ -280,11 +297,14 @@ class _Auditor:
 
     def _young_marks(self, found: Sequence[Resource]) -> frozenset[str]:
         young = {one.mark for one in found if one.created and self._is_young(one.created)}
+        marks: dict[str, set[str]] = {}
+        for one in found:
+            marks.setdefault(labels.stack_of(one.mark)[2], set()).add(one.mark)
         for bucket in self.buckets.values():
-            for kept in bucket.kept:
+            for kept in bucket.kept.values():
                 times = [one.updated for one in (*kept.bundles, *kept.environments)]
                 if any(map(self._is_young, times)):
-                    young |= {one.mark for one in found if _experiment(one) == kept.experiment}
+                    young |= marks.get(kept.experiment, set())
         return frozenset(young)
 
     def _is_young(self, moment: datetime) -> bool:
@@ -310,14 +330,14 @@ class _Auditor:
         if waits := self.waits.get(mark):
             return f"{waits}, so a stack of another backend may own it; --open-runs removes it too"
         for bucket in self.buckets.values():
-            for kept in bucket.kept:
-                for run in kept.runs if kept.experiment == experiment else ():
-                    of = _labels_of(run.head.owner) if run.head else (project, stack)
-                    if of == (project, stack) and run.is_open(self.now):
-                        return (
-                            f"gs://{bucket.name}/{run.layout.root} is open, so a stack of another"
-                            " backend may own it; --open-runs removes it too"
-                        )
+            kept = bucket.kept.get(experiment)
+            for run in kept.runs if kept else ():
+                of = _labels_of(run.head.owner) if run.head else (project, stack)
+                if of == (project, stack) and run.is_open(self.now):
+                    return (
+                        f"gs://{bucket.name}/{run.layout.root} is open, so a stack of another"
+                        " backend may own it; --open-runs removes it too"
+                    )
         if self.unread:
             return "not everything could be read, so a run may be open; --open-runs removes it too"
         return ""
@@ -348,7 +368,7 @@ class _Auditor:
         if bucket is None:
             return ""  # There is none, or it could not be read, which holds everything.
         try:
-            head, _ = read_head(bucket.store, layout)
+            head, _ = bucket.head_of(layout)
             resume = int(items.get("outlast-resume") or 0)
         except HeadLost:
             return f"{url} has not begun"
@@ -364,7 +384,7 @@ class _Auditor:
         if bucket is None or not layout.run:
             return None
         try:
-            head, written = read_head(bucket.store, layout)
+            head, written = bucket.head_of(layout)
             keep = timedelta(seconds=Timeouts.parse(items.get("outlast-timeouts") or "{}").keep)
             resume = int(items.get("outlast-resume") or 0)
         except (HeadError, StoreError, BadSpec, ValueError):
@@ -416,7 +436,7 @@ class _Auditor:
                 if name not in bodies and Project(self.project).any_bucket(name) is None:
                     continue
                 store = experiments.open_bucket(name, stack)
-                kept = inventory.read(store)
+                kept = {one.experiment: one for one in inventory.read(store)}
                 empty = not kept and next(iter(store.list("")), None) is None
                 yield _Bucket(name, bodies.get(name, {}), store, kept, empty)
             except (ComputeError, StoreError, OperateError) as error:
@@ -428,7 +448,7 @@ class _Auditor:
             if bucket.is_empty and bucket.body and (finding := self._empty(bucket)):
                 yield finding
             runs, size = 0, 0
-            for kept in bucket.kept:
+            for kept in bucket.kept.values():
                 if f"gs://{bucket.name}/{kept.prefix}" in homes:
                     continue
                 others = {project for project, _ in map(_labels_of, kept.owners)} - {self.own}
@@ -508,10 +528,6 @@ def _metadata(of_vm: Json) -> dict[str, str]:
 
 def _is_baked(image: Json) -> bool:
     return (image.get("labels") or {}).get("component") == builder.COMPONENT
-
-
-def _experiment(one: Resource) -> str:
-    return labels.stack_of(one.mark)[2]
 
 
 def _labels_of(owner: str) -> tuple[str, str]:

@@ -1,7 +1,8 @@
-"""The fault rules of a cloud, and the ASGI layer that applies them."""
+"""The fault rules of a cloud, and the ASGI layer that applies them and counts requests."""
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from urllib.parse import parse_qs, unquote
 
@@ -27,6 +28,19 @@ class FaultLayer:
     def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
         self._rules: dict[str, Rule] = {}
+        self._counted: Counter[tuple[str | None, str, str, str | None]] | None = None
+        """Requests by VM, method, path and object; None while nobody wants them counted."""
+
+    def count(self, wanted: bool) -> None:
+        """Begins to count requests, from none, or ends it."""
+        self._counted = Counter() if wanted else None
+
+    def counted(self) -> list[Entry]:
+        """The requests since `count`, those to the same path by the same sender together."""
+        return [
+            {"vm": vm, "method": method, "path": path, "object": name, "count": count}
+            for (vm, method, path, name), count in (self._counted or {}).items()
+        ]
 
     def add(self, document: Entry, applies: Callable[[RequestFacts], bool] | None = None) -> str:
         """Adds a rule, or replaces the one with the same id; returns the id. `applies` restricts
@@ -68,11 +82,13 @@ class FaultLayer:
 
         async def apply(scope: Scope, receive: Receive, send: Send) -> None:
             director = self._cloud.director
-            idle = not self._rules and not director.playing
+            idle = not self._rules and not director.playing and self._counted is None
             if scope["type"] != "http" or idle or scope["path"].startswith("/_local/"):
                 await app(scope, receive, send)
                 return
             call, receive = await self._read_call(scope, receive)
+            if self._counted is not None:
+                self._counted[call.vm, call.method, scope["path"], call.object] += 1
             if director.is_cut_off(call):
                 reset_connection(scope)
                 return

@@ -389,6 +389,31 @@ def test_a_vm_that_outlived_its_run_leaves_its_group(
     assert said(found()) == set()
 
 
+def test_each_head_is_read_once_however_many_groups_and_vms_are_of_its_run(
+    cloud: LocalCloud, backend: Backend
+) -> None:
+    """And a group whose run has not begun takes no request: the listing says so."""
+    bucket = make_bucket(cloud, **MANAGED)
+    store = open_store(f"gs://{bucket}")
+    for name, state in (("live", State.OPEN), ("over", State.FAILED), ("new", None)):
+        if state:
+            runs(store, name, state)
+        names = {"bucket": bucket, "prefix": f"experiments/{name}", "run": RUN, "resume": "0"}
+        paths = make(cloud, name, {f"outlast-{key}": value for key, value in names.items()})
+        backend.add(name, paths, bucket=bucket, prefix=f"experiments/{name}")
+    cloud.call("PUT", "/_local/requests")
+    (finding,) = found().findings
+    assert f"outlived its run: experiments/over/{RUN}" in finding.why
+    objects = f"/storage/v1/b/{bucket}/o"
+    asked = {
+        one["path"]: one["count"]
+        for one in ok(cloud, "GET", "/_local/requests")
+        if one["path"].endswith(objects) or one["object"]
+    }
+    heads = {f"/download{objects}/experiments/{name}/{RUN}/HEAD": 1 for name in ("live", "over")}
+    assert asked == {objects: 1, **heads}
+
+
 def test_what_cannot_be_looked_at_is_named_and_holds_the_rest(
     cloud: LocalCloud, backend: Backend
 ) -> None:

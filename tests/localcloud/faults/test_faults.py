@@ -201,3 +201,28 @@ def test_reset_is_a_reset_on_the_wire(cloud: LocalCloud, bucket: str) -> None:
         connection.sendall(request.encode())
         with pytest.raises(ConnectionResetError):
             connection.recv(1)
+
+
+def test_requests_are_counted_by_path_and_object_while_that_is_wanted(
+    cloud: LocalCloud, bucket: str
+) -> None:
+    cloud.put(bucket, "before")
+    assert cloud.call("GET", "/_local/requests").json() == []
+    cloud.call("PUT", "/_local/requests")
+    cloud.put(bucket, "a/b")
+    for _ in range(2):
+        cloud.object("GET", bucket, "a/b")
+    objects = f"/storage/v1/b/{bucket}/o"
+    cloud.call("GET", objects, params={"prefix": "a/"})
+    found = cloud.call("GET", "/_local/requests").json()
+    assert [(one["method"], one["path"], one["object"], one["count"]) for one in found] == [
+        ("POST", f"/upload{objects}", "a/b", 1),
+        ("GET", f"{objects}/a/b", "a/b", 2),
+        ("GET", objects, None, 1),
+    ]
+    assert {one["vm"] for one in found} == {None}
+    cloud.call("PUT", "/_local/requests")
+    assert cloud.call("GET", "/_local/requests").json() == []
+    cloud.call("DELETE", "/_local/requests")
+    cloud.object("GET", bucket, "a/b")
+    assert cloud.call("GET", "/_local/requests").json() == []
