@@ -19,6 +19,7 @@ from outlast.cli import stack as stacks
 from outlast.cli.errors import EngineError
 from outlast.cloud import credentials, deployer, fit, images, refusals
 from outlast.cloud.compute import Compute, ComputeError
+from outlast.cloud.limits import ACCOUNTS, ROLES
 from outlast.cloud.project import Project
 from outlast.settings import Settings, SettingsError, checks, lookups, zones
 
@@ -29,8 +30,6 @@ ZONE = "us-central1-a"
 AT_ONCE = 8
 TESTED_AT_ONCE = 100
 """Permissions that one call of testIamPermissions takes (Resource Manager documentation)."""
-ACCOUNTS, ROLES = 100, 300
-"""Google's default limits of a project ("Quotas and limits", IAM documentation, November 2026)."""
 
 
 class Verdict(StrEnum):

@@ -9,6 +9,7 @@ from outlast.cli.errors import UsageError
 from outlast.cli.sweep.file import Sweep
 from outlast.cli.sweep.states import SweepState
 from outlast.cli.sweep.trials import Trial
+from outlast.cloud.limits import ACCOUNTS, BINDINGS, ROLES
 from outlast.costs import pricing
 
 if TYPE_CHECKING:
@@ -16,15 +17,6 @@ if TYPE_CHECKING:
 
 PARALLEL = "parallel"
 BUDGET = "budget"
-
-ACCOUNTS = 100
-"""Service accounts of a project, by default (page "Quotas and limits" of IAM, read in November
-2026)."""
-ROLES = 300
-"""Custom roles of a project (same page)."""
-BINDINGS = 100
-"""Conditional bindings that Google advises at most in one policy (page "Best practices for IAM
-Conditions", read in November 2026)."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class FaultLayer:
         self._cloud = cloud
         self._rules: dict[str, Rule] = {}
         self._counted: Counter[tuple[str | None, str, str, str | None]] | None = None
-        """Requests by VM, method, path and object; None while nobody wants them counted."""
+        """Requests by VM, method, path and object; None if they are not counted."""
 
     def count(self, wanted: bool) -> None:
         """Begins to count requests, from none, or ends it."""
