@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench import table
+from bench.result import Result
 from bench.sites import scratch
 from outlast.base.codec import Record
 from outlast.base.exits import DONE
@@ -100,15 +100,14 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Measure as the flags say."""
-    args = parser().parse_args(argv)
+    args, result = parser().parse_args(argv), Result("bench.ageing", argv)
     with scratch(args.keep) as work:
         rows = [*_commits(work / "commits", args.commits), *_rows(work / "rows")]
         rows += [*_status(work / "status"), *_evaluations(work / "evaluations")]
-    print(table.show(f"An old run beside a young one; {table.machine()}", rows))
-    table.write_json(args.json, {"machine": table.machine(), "rows": rows})
+    result.table("An old run beside a young one", rows)
     missed = [row["what"] for row in rows if row["met"] is False]
-    print(f"targets missed: {', '.join(missed) or 'none'}")
-    return FAILED if missed else DONE
+    result.say(f"targets missed: {', '.join(missed) or 'none'}")
+    return result.end(args.json, FAILED if missed else DONE)
 
 
 def _row(what: str, young: float | None, old: float, most: float | None = None) -> Row:

@@ -31,8 +31,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from bench import table
 from bench.points import Point
+from bench.result import Result
 from bench.sites import ROOT, BenchError, FolderSite, Job, make_plan, run_to_end, scratch
 from outlast.base.exits import DONE
 from outlast.base.log import log_to
@@ -320,7 +320,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Damage everything once."""
-    args = parser().parse_args(argv)
+    args, result = parser().parse_args(argv), Result("bench.corruption_matrix", argv)
     dice = random.Random(args.seed)
     try:
         with scratch(args.keep) as work:
@@ -330,17 +330,15 @@ def main(argv: Sequence[str]) -> int:
         print(f"corruption matrix: {error}", file=sys.stderr)
         return 69
     lines = _summary(seen)
-    print(table.show(f"Corruption matrix, seed {args.seed}; {table.machine()}", lines))
-    print(f"trained on from a damaged bucket to the undisturbed bytes: {finished}")
+    result.table(f"Corruption matrix, seed {args.seed}", lines)
+    result.say(f"trained on from a damaged bucket to the undisturbed bytes: {finished}")
     missed = [(kind, one) for kind, one in seen if one.fate in MISSED]
     for kind, one in missed:
-        print(f"{one.fate}: {kind}: {one}")
+        result.say(f"{one.fate}: {kind}: {one}")
     if theirs:
-        print(table.show("\nThe peers' files with one bit flipped", theirs))
-    body = {"machine": table.machine(), "ours": lines, "peers": theirs}
-    table.write_json(args.json, body)
+        result.table("\nThe peers' files with one bit flipped", theirs)
     good, of = finished.split(" of ")
-    return FAILED if missed or good != of else DONE
+    return result.end(args.json, FAILED if missed or good != of else DONE)
 
 
 def _ours(

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from bench import table
+from bench.result import Result
 from bench.sites import (
     ACCOUNT,
     BUCKET,
@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Measure, print, judge."""
-    args = parser().parse_args(argv)
+    args, result = parser().parse_args(argv), Result("bench.image_boot", argv)
     if args.rounds < 1:
         print(f"image boot: --rounds {args.rounds}: must be 1 or more", file=sys.stderr)
         return USAGE
@@ -89,11 +89,9 @@ def main(argv: Sequence[str]) -> int:
         for what, found in seconds.items()
     ]
     ratio = statistics.median(seconds["stock image"]) / statistics.median(seconds["baked image"])
-    print(table.show(f"Boot to trainer; {table.machine()}", lines))
-    print(f"stock over baked: {ratio:.1f} times; at least {LEAST:g}: {_word(ratio >= LEAST)}")
-    figures = {"machine": table.machine(), "lines": lines, "times": ratio}
-    table.write_json(args.json, figures)
-    return DONE if ratio >= LEAST else FAILED
+    result.table("Boot to trainer", lines)
+    result.say(f"stock over baked: {ratio:.1f} times; at least {LEAST:g}: {_word(ratio >= LEAST)}")
+    return result.end(args.json, DONE if ratio >= LEAST else FAILED, lines=lines, times=ratio)
 
 
 def measure(work: Path, rounds: int) -> dict[str, list[float]]:

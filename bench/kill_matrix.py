@@ -24,8 +24,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench import census_rows, peers, table
+from bench import census_rows, peers
 from bench.points import Verdict, as_json, draw, kinds, summary
+from bench.result import Result
 from bench.sites import Baseline, BenchError, CloudSite, FolderSite, Job, Site, local_cloud, scratch
 from outlast import trainers
 from outlast.base.exits import DONE, USAGE
@@ -92,9 +93,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Measure as the flags say."""
-    args = parser().parse_args(argv)
+    args, result = parser().parse_args(argv), Result("bench.kill_matrix", argv)
     if args.forks or args.point:
-        return _forks(args)
+        return _forks(args, result)
     unknown = [name for name in args.trainer if name not in trainers.names()]
     if unknown:
         known = ", ".join(trainers.names())
@@ -112,22 +113,22 @@ def main(argv: Sequence[str]) -> int:
                 print(f"kill matrix: {name}: {error}", file=sys.stderr)
                 missing = True
     lines = [line for name, found in verdicts.items() for line in summary(name, found)]
-    print(table.show(f"Kill matrix, seed {args.seed}; {table.machine()}", lines))
+    result.table(f"Kill matrix, seed {args.seed}", lines)
     ours = [v for name in args.trainer for v in verdicts.get(name, ()) if v.hit]
     bad = [verdict for verdict in ours if not verdict.good]
     for verdict in bad:
-        print(f"point {verdict.point.number}: {verdict.why or 'differs'}: {verdict}")
+        result.say(f"point {verdict.point.number}: {verdict.why or 'differs'}: {verdict}")
     every = {name: [as_json(verdict) for verdict in found] for name, found in verdicts.items()}
-    table.write_json(args.json, {"machine": table.machine(), "lines": lines, "verdicts": every})
-    if bad:
-        return FAILED
-    return CANNOT if missing or (args.trainer and not ours) else DONE
+    in_part = missing or (args.trainer and not ours)
+    code = FAILED if bad else CANNOT if in_part else DONE
+    return result.end(args.json, code, verdicts=every)
 
 
-def _forks(args: argparse.Namespace) -> int:
+def _forks(args: argparse.Namespace, result: Result) -> int:
     from bench.forks import matrix  # it imports all that a run does
 
     return matrix.run(
+        result,
         count=args.points,
         seed=args.seed,
         programs=args.trainer,

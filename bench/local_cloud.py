@@ -30,7 +30,7 @@ from typing import Any
 
 import google_crc32c
 
-from bench import table
+from bench.result import Result
 from outlast.base.exits import DONE
 
 FAILED, CANNOT = 1, 69
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Measure, print, judge."""
-    args = parser().parse_args(argv)
+    args, result = parser().parse_args(argv), Result("bench.local_cloud", argv)
     try:
         with tempfile.TemporaryDirectory(prefix="bench-") as work, local_cloud(Path(work)) as cloud:
             rows = groups(cloud, args.rounds)
@@ -84,9 +84,8 @@ def main(argv: Sequence[str]) -> int:
     except (OSError, subprocess.SubprocessError, RuntimeError) as error:
         print(f"local cloud: {error}", file=sys.stderr)
         return CANNOT
-    print(table.show(f"\n{args.rounds} rounds; {table.machine()}", rows))
-    table.write_json(args.json, {"machine": table.machine(), "rows": rows})
-    return DONE if all(row["met"] for row in rows) else FAILED
+    result.table(f"{args.rounds} rounds", rows)
+    return result.end(args.json, DONE if all(row["met"] for row in rows) else FAILED)
 
 
 def _row(what: str, found: float, target: str, met: bool) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import table
+from bench.result import Result
 from bench.sites import scratch
 from outlast.base.exits import DONE
 from outlast.cli import cloud as clouds
@@ -87,18 +87,17 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Measure as the flags say."""
-    args = parser().parse_args(argv)
+    args, result = parser().parse_args(argv), Result("bench.preview", argv)
     try:
         with scratch(None) as work:
             rows = _measure(work, args.rounds, args.ups)
     except (OperateError, subprocess.SubprocessError) as error:
         print(f"preview: {error}", file=sys.stderr)
         return CANNOT
-    print(table.show(f"Preview and up; {table.machine()}", rows))
-    table.write_json(args.json, {"machine": table.machine(), "rows": rows})
+    result.table("Preview and up", rows)
     met = all(row["ratio"] <= row["target"] for row in rows)
-    print(f"targets met: {'yes' if met else 'no'}")
-    return DONE if met else FAILED
+    result.say(f"targets met: {'yes' if met else 'no'}")
+    return result.end(args.json, DONE if met else FAILED)
 
 
 def _measure(work: Path, rounds: int, ups: int) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import table
+from bench.result import Result
 from bench.save_cost import CANNOT, FAILED, run_subject
 from bench.sites import ROOT, BenchError, in_memory, scratch
 from outlast.base.exits import DONE
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Measure, print, judge."""
-    args = parser().parse_args(argv)
+    args, result = parser().parse_args(argv), Result("bench.resume_cost", argv)
     try:
         with scratch(args.keep) as work:
             resumes = _resumes(args, work)
@@ -65,10 +65,10 @@ def main(argv: Sequence[str]) -> int:
     except BenchError as error:
         print(f"resume cost: {error}", file=sys.stderr)
         return CANNOT
-    print(table.show(f"\nA resume; {table.machine()}", resumes))
-    print(table.show(f"\nPeak of memory, {args.peak_mb:g} MB of state", peaks))
-    table.write_json(args.json, {"machine": table.machine(), "resumes": resumes, "peaks": peaks})
-    return DONE if all(line["met"] for line in [*resumes, *peaks]) else FAILED
+    result.table("A resume", resumes)
+    result.table(f"\nPeak of memory, {args.peak_mb:g} MB of state", peaks)
+    met = all(line["met"] for line in [*resumes, *peaks])
+    return result.end(args.json, DONE if met else FAILED)
 
 
 def _resumes(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from bench import table
+from bench.result import Result
 from bench.sites import BUCKET, ROOT, BenchError, in_memory, local_cloud, scratch
 from outlast.base.exits import DONE
 from outlast.cli import engine
@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Measure, print, judge."""
-    args = parser().parse_args(argv)
+    args, result = parser().parse_args(argv), Result("bench.save_cost", argv)
     try:
         with scratch(args.keep) as work, contextlib.ExitStack() as stack:
             url = ""
@@ -83,16 +83,14 @@ def main(argv: Sequence[str]) -> int:
         return CANNOT
     for mb in args.mb:
         lines = [_line(name, found[mb, name]) for size, name in found if size == mb]
-        print(table.show(f"\nA save of {mb:g} MB; {table.machine()}", lines))
+        result.table(f"A save of {mb:g} MB", lines)
     targets = [*_targets(args, found), _loop_target(loop)]
-    print(table.show("\nTargets", targets))
-    body = {"machine": table.machine(), "targets": targets, "failures": failures}
-    body["figures"] = [{"mb": mb, "subject": name, **f} for (mb, name), f in found.items()]
-    table.write_json(args.json, body)
-    if failures:
-        print("\n".join(f"save cost: {said}" for said in failures), file=sys.stderr)
-        return CANNOT
-    return DONE if all(line["met"] for line in targets) else FAILED
+    result.table("Targets", targets)
+    for said in failures:
+        result.say(f"not measured: {said}")
+    code = DONE if all(line["met"] for line in targets) else FAILED
+    figures = [{"mb": mb, "subject": name, **f} for (mb, name), f in found.items()]
+    return result.end(args.json, CANNOT if failures else code, figures=figures)
 
 
 def _measure(

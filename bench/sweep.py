@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from bench import table
+from bench.result import Result
 from bench.sites import scratch
 from outlast.base.exits import DONE
 from outlast.cli import cloud as clouds
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--keep", type=Path, metavar="DIR")
-    flags = parser.parse_args(argv)
+    flags, result = parser.parse_args(argv), Result("bench.sweep", argv)
     try:
         with scratch(flags.keep) as folder:
             warm, *commands = measure(folder, flags.trials, flags.jobs)
@@ -72,9 +72,9 @@ def main(argv: Sequence[str]) -> int:
     ideal = flags.trials * warm.cpu_sec / min(flags.jobs, len(os.sched_getaffinity(0)))
     up = commands[0]
     rows = [warm.row(), up.row(ideal), *(one.row() for one in commands[1:])]
-    print(table.show(f"{flags.trials} trials, {flags.jobs} at a time; {table.machine()}", rows))
-    table.write_json(flags.json, {"machine": table.machine(), "rows": rows})
-    return DONE if up.seconds <= TARGET * ideal and up.peak_gb <= TARGET_GB else FAILED
+    result.table(f"{flags.trials} trials, {flags.jobs} at a time", rows)
+    met = up.seconds <= TARGET * ideal and up.peak_gb <= TARGET_GB
+    return result.end(flags.json, DONE if met else FAILED)
 
 
 def measure(folder: Path, trials: int, jobs: int) -> list[Measured]:

@@ -32,7 +32,9 @@ def machine() -> str:
     """The machine in words, as it is part of every figure."""
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{_processor()}, {cores} cores, {memory:.0f} GiB, Python {platform.python_version()}"
+    kernel = f"{platform.system()} {platform.release()}"
+    python = f"Python {platform.python_version()}"
+    return f"{_processor()}, {cores} cores, {memory:.0f} GiB, {kernel}, {python}"
 
 
 def write_json(path: Path | None, body: Any) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import table
+from bench.result import Result
 from bench.sites import (
     GROUPS,
     RUN_SEC,
@@ -255,7 +255,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Wake a zombie at each moment."""
-    args = parser().parse_args(argv)
+    args, result = parser().parse_args(argv), Result("bench.zombie_matrix", argv)
     moments = [m for m in MOMENTS if not args.moment or m.name in args.moment]
     cases = [(moment, thaw) for moment in moments for thaw in THAWS]
     try:
@@ -263,7 +263,7 @@ def main(argv: Sequence[str]) -> int:
             site = CloudSite(JOB, cloud, work / "plans")
             prove_stale_writes_are_refused(site.store())
             prove_stale_writes_are_refused(FolderStore(work / "probe"))
-            print(
+            result.say(
                 "stale creation, swap and deletion: refused by the cloud's store and the folder's"
             )
             baseline = site.baseline()
@@ -289,13 +289,13 @@ def main(argv: Sequence[str]) -> int:
         }
         for one in seen
     ]
-    print(table.show(f"Zombie matrix; {table.machine()}", lines))
-    print(f"accepted from old attempts: {sum(len(one.accepted) for one in seen)}")
+    result.table("\nZombie matrix", lines)
+    result.say(f"accepted from old attempts: {sum(len(one.accepted) for one in seen)}")
     for one in seen:
         if not one.good:
-            print(f"{one.moment.name}, {one.thaw}: {one.accepted} {one.harmed}")
-    table.write_json(args.json, {"machine": table.machine(), "lines": lines})
-    return DONE if all(one.good for one in seen) else FAILED
+            result.say(f"{one.moment.name}, {one.thaw}: {one.accepted} {one.harmed}")
+    code = DONE if all(one.good for one in seen) else FAILED
+    return result.end(args.json, code, lines=lines)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bench import table
 from bench.forks import points, scenes
 from bench.forks.play import play
 from bench.forks.points import PHASES, Deck, Point
@@ -24,6 +23,7 @@ from bench.forks.programs import PROGRAMS
 from bench.forks.scenes import Scene, SceneError
 from bench.forks.verdict import Verdict, judge
 from bench.forks.vm import die_with_parent
+from bench.result import Result
 from bench.sites import in_memory
 from outlast.base.exits import DONE, INTERRUPTED, USAGE
 from outlast.base.process_tree import adopt_orphans
@@ -34,6 +34,7 @@ SAY_SEC = 60.0
 
 
 def run(
+    result: Result,
     *,
     count: int,
     seed: int,
@@ -44,7 +45,7 @@ def run(
     keep: Path | None = None,
     json_file: Path | None = None,
 ) -> int:
-    """Plays `count` points of a seed, or one, and prints the table; the exit code.
+    """Plays `count` points of a seed, or one, and adds the table to the result; the exit code.
 
     Folders of points that do not hold stay in `keep`.
     """
@@ -79,17 +80,16 @@ def run(
     if len(found) < len(chosen):
         print(f"kill matrix: only {len(found)} of {len(chosen)} points ended", file=sys.stderr)
         return CANNOT
-    _show(found, seed, prepared_sec, took_sec)
-    machine = {"machine": table.machine(), "seconds": took_sec}
-    table.write_json(json_file, {**machine, "verdicts": [asdict(verdict) for verdict in found]})
+    _show(result, found, seed, prepared_sec, took_sec)
     for verdict in found:
         if not verdict.good:
             what = "; ".join(verdict.broken)
-            print(f"point {verdict.number} of seed {seed} ({verdict.point.phase}): {what}")
-            print(f"  again: {verdict.point.command}")
+            result.say(f"point {verdict.number} of seed {seed} ({verdict.point.phase}): {what}")
+            result.say(f"  again: {verdict.point.command}")
+    code = DONE if any(verdict.hit for verdict in found) else CANNOT
     if any(not verdict.good for verdict in found):
-        return FAILED
-    return DONE if any(verdict.hit for verdict in found) else CANNOT
+        code = FAILED
+    return result.end(json_file, code, verdicts=[asdict(verdict) for verdict in found])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -181,7 +181,9 @@ def _said(verdicts: Iterator[Verdict], count: int) -> Iterator[Verdict]:
 # The table
 
 
-def _show(found: Sequence[Verdict], seed: int, prepared_sec: float, took_sec: float) -> None:
+def _show(
+    result: Result, found: Sequence[Verdict], seed: int, prepared_sec: float, took_sec: float
+) -> None:
     found = sorted(found, key=lambda verdict: verdict.number)
     cells: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
     for verdict in found:
@@ -193,19 +195,21 @@ def _show(found: Sequence[Verdict], seed: int, prepared_sec: float, took_sec: fl
         rows.append({"phase": phase, **row, "all": sum(len(cells[phase, kind]) for kind in kinds)})
     sums = {kind.value: sum(len(cells[phase, kind]) for phase in PHASES) for kind in kinds}
     rows.append({"phase": "all", **sums, "all": len(found)})
-    print(table.show(f"Kills, seed {seed}; {table.machine()}", rows))
+    result.table(f"Kills, seed {seed}", rows)
     hit = [verdict for verdict in found if verdict.hit]
     bad = sum(not verdict.good for verdict in found)
     rate = len(found) / took_sec if took_sec else 0.0
-    print(
+    result.say(
         f"{len(found)} points in {took_sec:.0f} s, {rate:.2f} a second, after {prepared_sec:.0f} s "
         f"of undisturbed runs; {len(hit)} were hit, {bad} do not hold"
     )
     cpu_sec = sum(verdict.cpu_sec for verdict in found) / len(found)
     load = os.getloadavg()[0]
-    print(f"processor time of a point {cpu_sec:.2f} s; the machine's load at the end {load:.1f}")
+    result.say(
+        f"processor time of a point {cpu_sec:.2f} s; the machine's load at the end {load:.1f}"
+    )
     woken = Counter(verdict.point.blow.kind for verdict in found if verdict.woken)
-    print(
+    result.say(
         f"VMs {sum(verdict.vms for verdict in found)}; zombies woken {woken[Kind.ZOMBIE]}, late "
         f"requests {woken[Kind.KILL_LATE]}; most steps repeated "
         f"{max((verdict.lost for verdict in found), default=0)}; objects that woken VMs left under "

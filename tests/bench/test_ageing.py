@@ -15,7 +15,8 @@ def test_each_figure_is_measured_and_the_targets_that_do_not_depend_on_time_are_
     monkeypatch.setattr(ageing, "ATTEMPTS", 150)
     monkeypatch.setattr(ageing, "EVALUATIONS", (10, 20))
     ageing.main(["--commits", "250", "--json", str(tmp_path / "figures.json")])
-    rows = {row["what"]: row for row in json.loads((tmp_path / "figures.json").read_text())["rows"]}
+    found = json.loads((tmp_path / "figures.json").read_text())
+    rows = {row["what"]: row for row in found["parts"][0]["rows"]}
     operations = [row for what, row in rows.items() if what.startswith("commit") and "oper" in what]
     assert len(operations) == 2 and all(row["ratio"] <= 1.2 for row in operations)
     kib = [row["old"] for what, row in rows.items() if what.startswith("HEAD")]
