@@ -1,20 +1,29 @@
-"""Which resources the stacks of the current backend own, according to their states."""
+"""Which resources the stacks of the current backend own, according to their states.
+
+The engine takes a process for each state that it exports. Where a backend is a folder or a bucket,
+its files are read instead: an export is the `latest` of a stack's file. What is not as expected
+there is left to the engine.
+"""
 
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from outlast.bucket.transfer import in_parallel
+from outlast.bucket.store import StoreError, open_store
+from outlast.bucket.transfer import SMALL_READS, in_parallel
 from outlast.cli import engine
 from outlast.cli.errors import NoStack
 from outlast.spec import labels
 
 AT_ONCE = 4
 """States that are exported at the same time, each by a process of the engine."""
+_FORMAT = 3
+"""Of a stack's file, whose states are read here."""
 _BAKE = "pulumi-python:dynamic:ImageBake"
 _STACK = "pulumi:pulumi:Stack"
 _PATH = re.compile(r"projects/(?P<project>[^/]+)/(?P<path>[^?]+)")
@@ -53,10 +62,10 @@ def read() -> tuple[Owner, ...]:
     here = engine.project_name()
     listed = json.loads(engine.run_engine(["stack", "ls", "--all", "--json"], env=os.environ))
     names = [str(one["name"]) for one in listed]
-    found = in_parallel([partial(_export, name) for name in names], AT_ONCE)
-    return tuple(
-        owner_of(name, state, here) for name, state in zip(names, found, strict=True) if state
-    )
+    found = _files(names, here) if len(names) > AT_ONCE else {}
+    left = [name for name in names if name not in found]
+    found |= zip(left, in_parallel([partial(_export, name) for name in left], AT_ONCE), strict=True)
+    return tuple(owner_of(name, state, here) for name in names if (state := found[name]))
 
 
 def owner_of(name: str, state: Mapping[str, Any], here: str) -> Owner:
@@ -84,6 +93,47 @@ def owner_of(name: str, state: Mapping[str, Any], here: str) -> Owner:
         bakes=any(one.get("type") == _BAKE for one in resources),
         busy=bool(deployment.get("pending_operations")),
     )
+
+
+def _files(names: Sequence[str], here: str) -> dict[str, Mapping[str, Any] | None]:
+    """The states that can be read from the backend's own files."""
+    who = json.loads(engine.run_engine(["whoami", "--json"], env=os.environ))
+    backend = str(who.get("url") or "").partition("?")[0]
+    read = _reader(backend)
+    if read is None:
+        return {}
+
+    def state(name: str) -> Mapping[str, Any] | None:
+        parts = name.split("/")
+        project = parts[-2] if len(parts) > 1 else here
+        try:
+            file = json.loads(read(f".pulumi/stacks/{project}/{parts[-1]}.json"))
+            if file["version"] == _FORMAT:
+                return {"deployment": file["checkpoint"]["latest"]}
+        except (OSError, StoreError, ValueError, KeyError, TypeError):
+            pass
+        return None
+
+    found = in_parallel([partial(state, name) for name in names], SMALL_READS)
+    return {name: one for name, one in zip(names, found, strict=True) if one}
+
+
+def _reader(backend: str) -> Callable[[str], bytes] | None:
+    """Reads a backend's files by their paths; None for other backends."""
+    scheme, _, rest = backend.partition("://")
+    if scheme == "file":
+        folder = Path(rest).expanduser()
+        return (lambda path: (folder / path).read_bytes()) if folder.is_absolute() else None
+    if scheme == "gs":
+        bucket, _, prefix = rest.strip("/").partition("/")
+        below = f"{prefix}/" if prefix else ""
+        try:
+            store = open_store(f"gs://{bucket}")
+            next(iter(store.folders(f"{below}.pulumi/")), None)
+        except Exception:  # credentials fail in their library's own ways
+            return None  # The engine may have others.
+        return lambda path: store.get(f"{below}{path}")[0]
+    return None
 
 
 def _export(name: str) -> Mapping[str, Any] | None:
