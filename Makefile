@@ -97,6 +97,7 @@ tables: setup ## docs/configuration.md and other pages of tables, from what the 
 	$(VENV)/python tools/machines_table.py
 	$(VENV)/python tools/assumptions_table.py
 	$(VENV)/python tools/complaints_page.py
+	$(VENV)/python -m bench.results --page
 
 coverage: setup ## branch coverage by the tests without engine and VMs
 	$(PYTEST) $(SIDE_BY_SIDE) --cov=outlast --cov-branch --cov-report=term:skip-covered

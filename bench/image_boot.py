@@ -40,7 +40,8 @@ from outlast.bucket.layout import Layout
 from outlast.cli.cloud import PROJECT, LocalCloud
 from outlast.cli.errors import OperateError
 from outlast.cloud import bake, builder, recipe
-from outlast.cloud.compute import TOKEN_VARIABLE, ComputeError
+from outlast.cloud.compute import ComputeError
+from outlast.cloud.credentials import TOKEN_VARIABLE
 
 FAILED, CANNOT = 1, 69
 LEAST = 5.0

@@ -27,7 +27,7 @@ IN_PART = "not measured in full"
 FILES_OF_ONE_RUN = ("--json", "--keep")
 """Flags that say where the figures go, and not what is measured."""
 ABSOLUTE = re.compile(r"(?:^|(?<=[\s=,]))/[^\s,]+")
-KEPT = ("bench/results/*.json",)
+KEPT = ("bench/results/*.json", "bench/results/*.md", "docs/results.md")
 """What keeping a result changes; no command reads these."""
 
 

@@ -56,13 +56,23 @@ class Measured:
         }
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m bench.sweep",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--trials", type=int, default=100)
+    made.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    made.add_argument("--keep", type=Path, metavar="DIR", help="folder to leave the project in")
+    return made
+
+
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--trials", type=int, default=100)
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--keep", type=Path, metavar="DIR")
-    flags, result = parser.parse_args(argv), Result("bench.sweep", argv)
+    """Measure, print, judge."""
+    flags, result = parser().parse_args(argv), Result("bench.sweep", argv)
     try:
         with scratch(flags.keep) as folder:
             warm, *commands = measure(folder, flags.trials, flags.jobs)

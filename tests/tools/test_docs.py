@@ -96,7 +96,7 @@ def test_every_path_of_the_project_that_a_page_names_exists():
 
 GENERATED = (
     *("assumptions.md", "complaints.md", "components.md", "configuration.md", "machine-types.md"),
-    *("guarantees.md", "json.md", "organization-policies.md"),
+    *("guarantees.md", "json.md", "organization-policies.md", "results.md"),
 )
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 
