@@ -57,9 +57,8 @@ def main(argv: Sequence[str]) -> int:
         for entry in ENTRIES:
             body = kept.read(entry)
             date = body["header"]["date"] if body else ""
-            print(
-                f"{entry.name:24} {page.outcome(entry, body, kept.read_older(entry)):30} {date:21} {entry.command}"
-            )
+            said = page.outcome(entry, body, kept.read_older(entry))
+            print(f"{entry.name:24} {said:30} {date:21} {entry.command}")
     return CANNOT if CANNOT in codes else FAILED if FAILED in codes else DONE
 
 
