@@ -1,22 +1,32 @@
 """The review of a plan: which run does what, at which cost, against which rule."""
 
 import json
+import urllib.request
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pulumi
 import pytest
+import requests
+from google.api_core.retry import retry_base, retry_unary
 
 from outlast.base.exits import Reason, State
 from outlast.bucket.head import Checkpoint, End, Head
 from outlast.cli.app import cli
 from outlast.cli.errors import EngineError, UsageError
+from outlast.cli.review import bucket, preview, rules
 from outlast.cli.review import plan as plans
-from outlast.cli.review import preview, rules
 from outlast.cli.review.outcomes import NotRead, Then
 from outlast.cli.review.plan import BAKE, BUCKET, GROUPS, PIN, TEMPLATES, Step
 from outlast.cli.review.show import as_markdown, show_review
+from outlast.cloud import images
 from outlast.cloud.compute import Group
+from outlast.dynamic import host, run_pin
+from outlast.settings import lookups
+from tests.dynamic.test_run_pin import PROPS as PINS
+from tests.settings.test_settings import HERE
+from tests.settings.test_settings import check as stack_settings
 
 NOW = datetime(2026, 11, 28, 12, tzinfo=UTC)
 LABELS = {
@@ -431,6 +441,61 @@ def test_a_guard_that_is_not_checked_has_its_own_exit_code(broken, capsys):
     assert f"GUARD NOT CHECKED  {said}" in capsys.readouterr().out
     same = reviewed(unchanged(), _aaaaaaaaaa=NotRead.UNKNOWN)
     assert (same.not_checked, same.exit_code) == ((), 0)
+
+
+class SilentBucket:
+    """Every request for a bucket takes as long as its caller allows; a clock counts only that."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, connects: bool) -> None:
+        self.spent_sec = 0.0
+        self._connects = connects
+        for module in (retry_base, retry_unary):
+            monkeypatch.setattr(module, "time", self)
+        monkeypatch.setattr(urllib.request.OpenerDirector, "open", self._open)
+        monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", self._send)
+        monkeypatch.setenv("GOOGLE_OAUTH_ACCESS_TOKEN", "any")
+        monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+
+    def monotonic(self) -> float:
+        return self.spent_sec
+
+    def sleep(self, seconds: float) -> None:
+        self.spent_sec += seconds
+
+    def _open(self, request: Any, *, timeout: float) -> Any:
+        self.spent_sec += timeout
+        raise TimeoutError("timed out")
+
+    def _send(self, request: Any, *, timeout: tuple[float, float], **_: Any) -> Any:
+        connect_sec, answer_sec = timeout
+        self.spent_sec += answer_sec if self._connects else connect_sec
+        kind = requests.ReadTimeout if self._connects else requests.ConnectTimeout
+        raise kind("timed out", request=request)
+
+
+@pytest.mark.parametrize("connects", [True, False], ids=["is silent", "cannot be reached"])
+def test_a_bucket_that_does_not_answer_costs_a_preview_ten_seconds_and_is_named(
+    connects, monkeypatch, capsys
+):
+    """The program looks the bucket up, the run's pin reads HEAD, and so does the review."""
+    silent = SilentBucket(monkeypatch, connects=connects)
+    warned: list[str] = []
+    monkeypatch.setattr(pulumi.log, "warn", warned.append)
+    lookups.find_bucket(stack_settings(HERE), previews=True)
+    news = {**PINS, "run": "bbbbbbbbbb", "named": "bbbbbbbbbb"}
+    monkeypatch.setattr(images, "resolve", lambda *_: images.Image("", "p", "f-1", "f"))
+    monkeypatch.setattr(host, "_said", set())
+    for name in ("_silent", "_not_checked"):
+        monkeypatch.setattr(run_pin, name, {})
+    assert run_pin.RunPinProvider().check(dict(PINS), news).failures == []
+    pin = changed(PIN, PINNED, {**NEW_PIN, "run": "bbbbbbbbbb"})
+    found = preview.of_plan("dev", unchanged(pin=pin), look=bucket.looking(), now=NOW)
+
+    assert silent.spent_sec <= 10
+    assert "bucket acme-research-outlast: cannot be looked up" in warned[0]
+    assert "gs://p-outlast cannot be read (" in capsys.readouterr().err
+    assert "because gs://b cannot be read from here" in found.not_checked[0]
+    assert found.exit_code == 4
 
 
 @pytest.mark.parametrize("form", ["--markdown", "--json", None])
