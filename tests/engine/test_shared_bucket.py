@@ -129,6 +129,8 @@ def test_a_second_stack_leaves_a_shared_bucket_as_it_is(stacks: Stacks):
     assert stacks.review("one").changes == {}
     drift = stacks.review("one", "--refresh").changes
     assert "Bucket bucket-bucket (versioning)" in drift["updated"], drift
+    looking = ("preview", "--refresh", "--expect-no-changes")
+    assert "no changes were expected" in stacks.pulumi(*looking, "-s", "one", fails=True)
     stacks.pulumi("up", "--refresh", "--yes", "--skip-preview", "-s", "one")
     assert unchanged(stacks.bucket())
 

@@ -130,6 +130,10 @@ RUN_BY = {
     "pulumi login": ("tests/engine/test_commands_shown.py", '"login"'),
     "pulumi package": ("tests/engine/test_component_package.py", '"package", "get-schema"'),
     "pulumi preview": ("tests/engine/test_changes.py", 'pulumi("preview"'),
+    "pulumi preview --expect-no-changes": (
+        "tests/engine/test_program.py",
+        '"--refresh", "--expect-no-changes"',
+    ),
     "pulumi preview --policy-pack": ("tests/engine/test_preview.py", '"--policy-pack"'),
     "pulumi preview --refresh": ("tests/engine/test_shared_bucket.py", '"preview", "--refresh"'),
     "pulumi stack rename": ("tests/engine/test_renamed.py", '"stack", "rename"'),

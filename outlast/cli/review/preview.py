@@ -108,7 +108,8 @@ def review(
     command = ["preview", "--json", "--show-sames", "-s", name, *flags]
     text = engine.run_engine(command, env=env, cwd=cwd)
     now = datetime.now().astimezone()
-    found = of_plan(name, plan(text), look=bucket.looking(), kept=bucket.sizes, now=now, config=limits)
+    look = bucket.looking()
+    found = of_plan(name, plan(text), look=look, kept=bucket.sizes, now=now, config=limits)
     stuck = boots.stuck(group) if (group := _group(plan(text))) else ""
     advised = [sentence for sentence in messages(text, "info") if sentence.startswith("outlast:")]
     warnings = (*messages(text, "warning"), *filter(None, [stuck]))
