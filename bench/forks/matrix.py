@@ -70,17 +70,20 @@ def run(
             chosen = [(number, deck.draw(seed, number)) for number in numbers]
         prepared_sec = time.monotonic() - begun
         begun = time.monotonic()
-        found = list(_play_all(made, chosen, work, min(workers, len(chosen)), keep))
+        found, stopped = list[Verdict](), False
+        try:
+            for verdict in _play_all(made, chosen, work, min(workers, len(chosen)), keep):
+                found.append(verdict)
+        except (KeyboardInterrupt, SystemExit):
+            stopped = True  # what was played until now is shown
         took_sec = time.monotonic() - begun
     except (SceneError, ValueError) as error:
         print(f"kill matrix: {error}", file=sys.stderr)
         return CANNOT if isinstance(error, SceneError) else USAGE
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    if len(found) < len(chosen):
-        print(f"kill matrix: only {len(found)} of {len(chosen)} points ended", file=sys.stderr)
-        return CANNOT
-    _show(result, found, seed, prepared_sec, took_sec)
+    if found:
+        _show(result, found, seed, prepared_sec, took_sec)
     for verdict in found:
         if not verdict.good:
             what = "; ".join(verdict.broken)
@@ -89,6 +92,9 @@ def run(
     code = DONE if any(verdict.hit for verdict in found) else CANNOT
     if any(not verdict.good for verdict in found):
         code = FAILED
+    elif len(found) < len(chosen):
+        print(f"kill matrix: {len(found)} of {len(chosen)} points were played", file=sys.stderr)
+        code = INTERRUPTED if stopped else CANNOT
     return result.end(json_file, code, verdicts=[asdict(verdict) for verdict in found])
 
 
@@ -106,7 +112,7 @@ def _play_all(
     gc.collect()
     gc.freeze()  # so that the forks share this process's memory
     context = multiprocessing.get_context("fork")
-    pipes = []
+    pipes, processes = [], []
     for worker in range(workers):
         ours, theirs = context.Pipe(duplex=False)
         share = chosen[worker::workers]
@@ -116,7 +122,13 @@ def _play_all(
         process.start()
         theirs.close()
         pipes.append(ours)
-    yield from _said(_received(pipes), len(chosen))
+        processes.append(process)
+    try:
+        yield from _said(_received(pipes), len(chosen))
+    finally:
+        for process in processes:
+            process.kill()  # it has ended, or this process was asked to stop
+            process.join()
 
 
 def _work(

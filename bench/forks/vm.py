@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -58,6 +59,7 @@ TIMEOUTS = Timeouts(
 )
 PAUSE_SEC = 0.005
 """What each wait for storage or for the group is cut to."""
+POLL_SEC = 0.002
 FEW = 2
 """Entries of HEAD before old ones move to pages, so that short runs have some."""
 PR_SET_PDEATHSIG = 1
@@ -131,7 +133,7 @@ class Vm:
                 return True
             if time.monotonic() > until:
                 raise TimeoutError(f"VM {self.name} has not ended in {limit_sec:.0f} s")
-            time.sleep(0.0005)
+            time.sleep(POLL_SEC)
 
     def wake(self) -> None:
         os.killpg(self.pid, signal.SIGCONT)
@@ -398,6 +400,8 @@ class _HostedTrainer:
 def _train(
     program: Program, board: Board, blow: Blow | None, events: Path | None, supervisor: int
 ) -> None:
+    die_with_parent()
+    _forget_bench()
     notice = functools.partial(_give_notice, supervisor, board)
     end = functools.partial(_ask_for, supervisor, board)
     watch(Probe(board, blow, _noting(events, "trainer"), notice, end), board, waits=program.waits)
@@ -412,6 +416,17 @@ def _train(
     if events is not None:
         events.with_suffix(".modules").write_text("\n".join(sys.modules))
     os._exit(code if isinstance(code, int) else 1)
+
+
+def _forget_bench() -> None:
+    """Makes the program's modules the only ones that the loop takes for the program's: it looks
+    into their variables for what a checkpoint lacks, and the bench's own hold thousands."""
+    for name in [name for name in sys.modules if name.split(".")[0] in ("bench", "tests")]:
+        if name != Program.__module__:
+            del sys.modules[name]
+    main = types.ModuleType("__main__")
+    main.__file__ = os.__file__  # installed, so not the program's
+    sys.modules["__main__"] = main
 
 
 def watch(probe: Probe, board: Board, *, waits: bool) -> None:

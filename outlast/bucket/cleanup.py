@@ -3,13 +3,18 @@
 import logging
 from collections.abc import Iterable
 
+from outlast.base.retry import ONCE, Patience
 from outlast.bucket import pages
 from outlast.bucket.head import Checkpoint, HeadForbidden
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.store import StoreError, delete_quietly
+from outlast.bucket.store import NotFound, Object, PreconditionFailed, StoreError
 from outlast.bucket.transfer import in_parallel, small_writes
 
 _log = logging.getLogger(__name__)
+
+LAST_SEC = 30.0
+"""Seconds for which the last clean-up of a run repeats a request that fails: no later one follows.
+"""
 
 
 class Cleanup:
@@ -28,12 +33,12 @@ class Cleanup:
         """Remembers what a swap that certainly succeeded removed from HEAD."""
         self._dropped += sorted(checkpoints, key=lambda entry: entry.path)
 
-    def delete_dropped(self) -> None:
+    def delete_dropped(self, patience: Patience = ONCE) -> None:
         """Deletes dropped checkpoints; what cannot be deleted now is left to the sweep."""
         left = []
         for checkpoint in self._dropped:
             try:
-                gone = self._delete_folder(checkpoint.path)
+                gone = self._delete_folder(checkpoint.path, patience)
             except StoreError as error:
                 gone = False
                 _log.info(f"checkpoint {checkpoint.path}: was dropped but not deleted ({error})")
@@ -41,39 +46,52 @@ class Cleanup:
                 left.append(checkpoint)
         self._dropped = left
 
-    def _delete_folder(self, folder: str) -> bool:
+    def _delete_folder(self, folder: str, patience: Patience) -> bool:
         """Deletes the folder's objects by generation; True if all are deleted."""
         gone = in_parallel(
             [
-                lambda found=found: delete_quietly(self._store, found.path, found.generation)
-                for found in self._store.list(folder)
+                lambda found=found: self._is_deleted(found, patience)
+                for found in patience(lambda: [*self._store.list(folder)])
             ],
             small_writes(self._store),
         )
         return all(gone)
 
-    def sweep(self, unreadable: Iterable[Checkpoint]) -> None:
+    def _is_deleted(self, found: Object, patience: Patience) -> bool:
+        """Deletes one generation; True if it no longer exists, False if that is unknown or
+        refused."""
+        try:
+            patience(lambda: self._store.delete(found.path, generation=found.generation))
+        except (NotFound, PreconditionFailed):
+            return True
+        except StoreError:
+            return False
+        return True
+
+    def sweep(self, unreadable: Iterable[Checkpoint], *, last: bool = False) -> None:
         """Deletes what lower terms left: snapshots and results that HEAD does not name, and that
-        are not among the ``unreadable`` checkpoints.
+        are not among the ``unreadable`` checkpoints. ``last``: the run ends, so that no later sweep
+        finds what this one could not delete.
 
         Runs only after this term's first successful swap, so that no lower term can name them any
         more. Reads HEAD before each folder: a fenced attempt deletes nothing. What fails is left
         for later.
         """
-        self.delete_dropped()
+        patience = self._head_file.patience.within(LAST_SEC).permitting(0.0) if last else ONCE
+        self.delete_dropped(patience)
         try:
             leftovers = {
                 place[1]
-                for found in self._store.list(self._layout.terms)
+                for found in patience(lambda: [*self._store.list(self._layout.terms)])
                 if (place := self._layout.folder_of(found.path)) and place[0] < self._term
             }
-            self._sweep(leftovers - {entry.path for entry in unreadable})
+            self._sweep(leftovers - {entry.path for entry in unreadable}, patience)
         except (HeadForbidden, StoreError) as error:
             _log.info(f"sweep: was not finished ({error}); the next one continues")
             return
         self.swept = True
 
-    def _sweep(self, folders: set[str]) -> None:
+    def _sweep(self, folders: set[str], patience: Patience) -> None:
         """Deletes the folders that neither HEAD nor its pages name."""
         head = self._head_file.held(self._term)
         folders = folders - {entry.path for entry in head.chain}
@@ -85,6 +103,6 @@ class Cleanup:
             _log.info(f"sweep: nothing is deleted, since {'; '.join(kept.lost)}")
             return
         for folder in sorted(folders - {entry.path for entry in kept.chain}):
-            now = self._head_file.check(term=self._term)
+            now = patience(lambda: self._head_file.check(term=self._term))
             if all(entry.path != folder for entry in now.chain):
-                self._delete_folder(folder)
+                self._delete_folder(folder, patience)

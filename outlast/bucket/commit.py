@@ -349,9 +349,10 @@ class Committer:
         if not self._cleanup.swept:
             self.sweep()
 
-    def sweep(self) -> None:
-        """Deletes what lower terms left. Runs only after this term's first successful swap."""
-        self._cleanup.sweep(self._bad)
+    def sweep(self, *, last: bool = False) -> None:
+        """Deletes what lower terms left. Runs only after this term's first successful swap. `last`:
+        the run ends, so requests that fail are repeated."""
+        self._cleanup.sweep(self._bad, last=last)
 
     def _note_dropped(self, before: set[Checkpoint], after: Head) -> None:
         """Remembers what a swap that certainly succeeded removed from the chain."""
@@ -409,7 +410,7 @@ class Committer:
             written = put_results(
                 self._store, self._layout, self.term, parts, patience=self._patience
             )
-        self.sweep()
+        self.sweep(last=True)
         before: set[Checkpoint] = set()
 
         def change(head: Head) -> Head:

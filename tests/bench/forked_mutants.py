@@ -117,7 +117,7 @@ def starts_from_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def nothing_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     """What killed attempts left stays."""
-    monkeypatch.setattr(Committer, "sweep", lambda committer: None)
+    monkeypatch.setattr(Committer, "sweep", lambda committer, **_: None)
 
 
 def no_snapshot_after_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:

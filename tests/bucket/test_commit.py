@@ -824,6 +824,30 @@ def test_a_failing_sweep_stops_nothing(bench: Bench) -> None:
     assert any("sweep" in line for line in bench.said)
 
 
+@pytest.mark.parametrize("verb", ["list", "delete"])
+def test_the_end_deletes_what_a_failing_request_left(bench: Bench, verb: str) -> None:
+    """After the end no clean-up follows, so that one which is not repeated would leave objects."""
+    bench.store.put(bench.layout.snapshot(1, 1, "ab") + "state", b"x")
+    bench.attempt()
+    failures = [0]
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        if failures[0] and operation.verb == verb and operation.path.startswith(bench.layout.terms):
+            failures[0] -= 1
+            raise Unavailable("503")
+        return apply()
+
+    second = bench.attempt(around, Retention(keep_last=1))
+    bench.commit(second, 2)
+    failures[0] = 4  # more than a commit and an end meet that try once each
+    bench.commit(second, 3)
+    second.finish(State.DONE, Reason.DONE, exit=0)
+    assert not failures[0]
+    assert {path.split("/")[1] for path in bench.paths()} == {
+        bench.head.chain[-1].path.rstrip("/").rpartition("/")[2]
+    }
+
+
 def test_a_head_that_may_not_be_read_now_ends_no_sweeping_attempt(bench: Bench) -> None:
     bench.store.put(bench.layout.snapshot(1, 1, "ab") + "state", b"x")
     bench.attempt()

@@ -203,7 +203,7 @@ def page_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def sweep_of_equal_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sweep deletes objects of the current term that HEAD does not name yet."""
 
-    def sweep(committer: Committer) -> None:
+    def sweep(committer: Committer, **_: Any) -> None:
         store, layout = committer._store, committer._layout
         named = [entry.path for entry in committer._head_file.check(term=committer.term).chain]
         for found in list(store.list(layout.terms)):
