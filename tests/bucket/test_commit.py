@@ -19,6 +19,7 @@ from outlast.base.clock import SYSTEM_CLOCK
 from outlast.base.exits import Reason, State
 from outlast.bucket import rows as rows_module
 from outlast.bucket.boot import Claim
+from outlast.bucket.cleanup import LAST_SEC
 from outlast.bucket.commit import Committer
 from outlast.bucket.errors import BadSnapshot, RestoreError
 from outlast.bucket.head import Checkpoint, Fenced, Lineage, read_head
@@ -846,6 +847,22 @@ def test_the_end_deletes_what_a_failing_request_left(bench: Bench, verb: str) ->
     assert {path.split("/")[1] for path in bench.paths()} == {
         bench.head.chain[-1].path.rstrip("/").rpartition("/")[2]
     }
+
+
+def test_the_end_waits_for_all_failing_deletions_together_not_for_each(bench: Bench) -> None:
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        if operation.verb == "delete":
+            raise Unavailable("503")
+        return apply()
+
+    attempt = bench.attempt(around, Retention(keep_last=1))
+    for step in range(1, 9):
+        bench.commit(attempt, step)
+    begun = bench.clock.monotonic()
+    attempt.finish(State.DONE, Reason.DONE, exit=0)
+    # Each of a folder's three objects may begin its longest pause just before the time is over.
+    assert LAST_SEC <= bench.clock.monotonic() - begun < 4 * LAST_SEC
+    assert bench.head.state is State.DONE
 
 
 def test_a_head_that_may_not_be_read_now_ends_no_sweeping_attempt(bench: Bench) -> None:

@@ -31,7 +31,7 @@ import google_crc32c
 
 from outlast.base.names import check_object_name
 from outlast.base.plain_files import PlainFile
-from outlast.base.retry import BRIEF, Patience, Trouble
+from outlast.base.retry import BRIEF, ONCE, Patience, Trouble
 from outlast.base.visible import VisibleError
 
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -310,10 +310,10 @@ def _create(
     return patience(once)
 
 
-def delete_quietly(store: Store, path: str, generation: int) -> bool:
+def delete_quietly(store: Store, path: str, generation: int, *, patience: Patience = ONCE) -> bool:
     """Deletes one generation; True if it no longer exists, False if that is unknown or refused."""
     try:
-        store.delete(path, generation=generation)
+        patience(lambda: store.delete(path, generation=generation))
     except (NotFound, PreconditionFailed):
         return True
     except StoreError:
