@@ -79,7 +79,7 @@ FAULTS = Table(
     ROOT / "tests" / "faults.yaml",
     frozenset(
         {
-            *_numbered("L", range(1, 20), range(21, 27)),
+            *_numbered("L", range(1, 20), range(21, 28)),
             *_numbered("R", range(1, 13), (14, 16, 17, 19), range(21, 25), range(26, 30)),
             *_numbered("G", range(1, 26)),
             *("S1b", *_numbered("S", range(1, 25)), *_numbered("P", range(1, 26))),

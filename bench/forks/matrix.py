@@ -90,11 +90,11 @@ def run(
             result.say(f"point {verdict.number} of seed {seed} ({verdict.point.phase}): {what}")
             result.say(f"  again: {verdict.point.command}")
     code = DONE if any(verdict.hit for verdict in found) else CANNOT
+    if len(found) < len(chosen):
+        result.say(f"Only {len(found)} of {len(chosen)} points were played.")
+        code = INTERRUPTED if stopped else CANNOT
     if any(not verdict.good for verdict in found):
         code = FAILED
-    elif len(found) < len(chosen):
-        print(f"kill matrix: {len(found)} of {len(chosen)} points were played", file=sys.stderr)
-        code = INTERRUPTED if stopped else CANNOT
     return result.end(json_file, code, verdicts=[asdict(verdict) for verdict in found])
 
 
