@@ -1,0 +1,1 @@
+"""Trainings on machines that are lost: traces of lives, policies of saving, scores."""
