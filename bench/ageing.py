@@ -20,20 +20,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench import planted
 from bench.result import Result
 from bench.sites import scratch
-from outlast.base.codec import Record
 from outlast.base.exits import DONE
 from outlast.bucket import blocks, history
 from outlast.bucket.boot import Claim
 from outlast.bucket.commit import Committer
 from outlast.bucket.head import read_head
 from outlast.bucket.headfile import HeadFile
-from outlast.bucket.layout import (
-    AttemptStart,
-    Heartbeat,
-    Layout,
-)
+from outlast.bucket.layout import Layout
 from outlast.bucket.retention import Retention
 from outlast.bucket.rows import read_rows
 from outlast.bucket.store import FolderStore, MemoryStore, Operation
@@ -67,22 +63,6 @@ class Counted:
             return apply()
         finally:
             self.seconds += time.process_time() - begun
-
-
-class Quick:
-    """A clock that does not wait."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-
-    def monotonic(self) -> float:
-        return self._now
-
-    def sleep(self, seconds: float) -> None:
-        self._now += seconds
-
-    def now(self) -> datetime:
-        return datetime.now(UTC)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -153,7 +133,7 @@ class _Run:
     def __init__(self, work: Path, retention: Retention) -> None:
         self.counted, self.layout = Counted(), Layout("experiments/old", "0123456789")
         self.store = MemoryStore().view(self.counted.around)
-        self.head_file = HeadFile(self.store, self.layout, Quick())
+        self.head_file = HeadFile(self.store, self.layout, planted.Quick())
         self.head_file.take_term(Claim("o/p/s", 0, 0, datetime(2100, 1, 1, tzinfo=UTC)))
         self._committer = Committer(self.head_file, retention=retention)
         self._committer.restore(work / "restored")
@@ -189,7 +169,7 @@ class _Run:
 def _rows(work: Path) -> Iterator[Row]:
     """Pieces as they were before they grew: one a commit."""
     store, layout = FolderStore(work), Layout("", "")
-    head_file = HeadFile(store, layout, Quick())
+    head_file = HeadFile(store, layout, planted.Quick())
     head_file.take_term(Claim("o/p/s", 0, 0, datetime(2100, 1, 1, tzinfo=UTC)))
     last = PIECES * ROWS_A_PIECE
     with _unsynced():
@@ -266,10 +246,10 @@ def _history(attempts: int) -> tuple[float, float]:
     """(ms, operations) of reading the history of a run with so many attempts, ten steps each."""
     counted, layout = Counted(), Layout("experiments/old", "0123456789")
     bucket = MemoryStore()
-    head_file = HeadFile(bucket, layout, Quick())
+    head_file = HeadFile(bucket, layout, planted.Quick())
     head_file.take_term(Claim("o/p/s", 0, 0, datetime(2100, 1, 1, tzinfo=UTC)))
     for term in range(1, attempts + 1):
-        for path, record in _records(layout, term):
+        for path, record in planted.records(layout, term):
             bucket.put(path, record.to_json())
         blocks.write_missing(bucket, layout, term)
     found = []
@@ -280,44 +260,6 @@ def _history(attempts: int) -> tuple[float, float]:
         found.append(time.process_time() - begun)
         assert book is not None and len(book.attempts) == attempts
     return 1000 * statistics.median(found), counted.operations
-
-
-def _records(layout: Layout, term: int) -> Iterator[tuple[str, Record]]:
-    now = datetime.now(UTC)
-    yield (
-        layout.attempt_start(term),
-        AttemptStart(
-            term=term,
-            resume=0,
-            placement=0,
-            instance="vm",
-            instance_id=str(term),
-            boot_id="b",
-            zone="z",
-            machine_type="m",
-            image="i",
-            trainer="t",
-            spec={},
-            versions={},
-            step=10 * (term - 1),
-            restored=None,
-            time=now,
-        ),
-    )
-    yield (
-        layout.heartbeat(term),
-        Heartbeat(
-            term=term,
-            step=10 * term,
-            total=None,
-            phase="train",
-            rate=1.0,
-            committed=10 * term,
-            seconds_to_commit=1.0,
-            rows=(),
-            time=now,
-        ),
-    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,10 +111,16 @@ def measure(folder: Path, trials: int, jobs: int) -> list[Measured]:
 
 
 @contextmanager
-def project(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
-    """A project that runs the checkout's program, with a stack dev, on a local cloud."""
+def project(
+    folder: Path, *, guests: bool = False, config: Mapping[str, Any] | None = None
+) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A project that runs the checkout's program, with a stack dev, on a local cloud in `cloud`.
+
+    `guests`: its VMs have processes. `config`: settings beside the checkout's own; None takes one
+    away.
+    """
     parts = engine.find_parts()
-    cloud = clouds.start(folder / "cloud", parts, guests=False, dies_with_us=True)
+    cloud = clouds.start(folder / "cloud", parts, guests=guests, dies_with_us=True)
     try:
         home, root = folder / "project", engine.project()
         home.mkdir()
@@ -124,7 +130,8 @@ def project(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
         definition["runtime"]["options"]["virtualenv"] = sys.prefix
         (home / "Pulumi.yaml").write_text(yaml.safe_dump(definition, sort_keys=False))
         settings = yaml.safe_load((root / "Pulumi.dev.yaml").read_text())
-        settings["config"]["outlast:trainer"] = "dummy"
+        given = {**settings["config"], "outlast:trainer": "dummy", **(config or {})}
+        settings["config"] = {key: value for key, value in given.items() if value is not None}
         (home / "Pulumi.dev.yaml").write_text(yaml.safe_dump(settings))
         variables = cloud.variables(parts, folder / "pulumi", os.environ["PATH"])
         env = {**engine.scrubbed(), **variables}
