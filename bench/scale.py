@@ -79,11 +79,10 @@ def main(argv: Sequence[str]) -> int:
         with scratch(args.keep) as work:
             one = one_run(work / "one", args.commits)
             on_paper(result, one, args.runs, args.state_gib)
-            rows, grown = simulated(work / "many", args.runs)
+            rows, grown = simulated(work / "many", args.runs, result)
     except (OperateError, StoreError, OSError) as error:
         print(f"bench.scale: {error}", file=sys.stderr)
         return result.end(args.json, CANNOT)
-    result.table("Planted runs in one bucket, each with its stack, template, group and VM", rows)
     result.table(f"list of {ALIKE} short and {ALIKE} long runs", grown)
     result.say(_target(rows))
     same = len({tuple(row[key] for key in CALLS) for row in grown}) == 1
@@ -202,7 +201,9 @@ def _wait(done: Callable[[], bool], what: str) -> None:
 CALLS = ("storage", "compute", "other")
 
 
-def simulated(folder: Path, runs: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def simulated(
+    folder: Path, runs: int, result: Result
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The commands on 10, 100, ... and all runs; and `list` of short and of long ones."""
     folder.mkdir(parents=True)
     sizes = [10**power for power in range(1, 10) if 10**power < runs]
@@ -212,9 +213,12 @@ def simulated(folder: Path, runs: int) -> tuple[list[dict[str, Any]], list[dict[
         many = Many(cloud, home, env)
         for size in (*sizes, runs):
             many.grow(size)
-            for words in (["list"], ["list", "--json"], ["audit"], ["audit", "--json"]):
+            now = []
+            for words in (["list"], ["list", "--json"], ["audit"]):
                 done, calls = _command(cloud, words, home, env)
-                rows.append({**_row(done, calls), "runs": size, "objects": many.objects})
+                now.append({"runs": size, "objects": many.objects, **_row(done, calls)})
+            result.table(f"{size} planted runs", now)
+            rows += now
         grown = []
         for commits in (SHORT, LONG):
             bucket = f"alike-{commits}"
@@ -223,8 +227,7 @@ def simulated(folder: Path, runs: int) -> tuple[list[dict[str, Any]], list[dict[
                 _plant(_store(cloud, bucket), f"alike-{number}", attempts=2, commits=commits)
             done, calls = _command(cloud, ["list"], home, {**env, "OUTLAST_BUCKET": bucket})
             grown.append({"commits": commits, **_row(done, calls)})
-    order = ("what", "runs", "objects", "s", "cpu s", "peak GB", *CALLS)
-    return [{key: row[key] for key in order} for row in rows], grown
+    return rows, grown
 
 
 def _row(done: Command, calls: Counter[str]) -> dict[str, Any]:
