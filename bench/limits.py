@@ -181,10 +181,10 @@ def limits(measured: Measured) -> Iterator[Limit]:
     yield Limit("bucket: writes and deletions a second at first", 1000, writes, _RATE, gradual)
     yield Limit("bucket: reads and lists a second at first", 5000, reads, _RATE, gradual)
     head = hourly[Asked("storage", "HEAD write", WRITE)] / 3600
-    beat = hourly[Asked("storage", "heartbeat", WRITE)] / 3600
+    heartbeat = hourly[Asked("storage", "heartbeat", WRITE)] / 3600
     own = "each run has its own"
     yield Limit("one object: writes of HEAD a second", 1, head, _STORAGE, own, grows=False)
-    yield Limit("one object: heartbeats a second", 1, beat, _STORAGE, own, grows=False)
+    yield Limit("one object: heartbeats a second", 1, heartbeat, _STORAGE, own, grows=False)
     steady = _of(hourly, "compute", READ) / 60
     yield Limit("Compute: reads a minute, training", 1500, steady, _COMPUTE, _MORE)
     again = "VMs ask again, with pauses"

@@ -95,7 +95,7 @@ def run(layout: Layout, owner: str, *, attempts: int, commits: int, ended: bool)
             )
             committer = Committer(head_file)
             committer.restore(Path(work) / f"restored-{term}")
-            (start_path, start), (beat_path, beat) = records(layout, term)
+            (start_path, start), (heartbeat_path, heartbeat) = records(layout, term)
             bucket.put(start_path, replace(start, step=step).to_json())
             blocks.write_missing(bucket, layout, term)
             for number in range(commits * (term - 1) // attempts, commits * term // attempts):
@@ -104,7 +104,7 @@ def run(layout: Layout, owner: str, *, attempts: int, commits: int, ended: bool)
                 (snapshot / "state").write_text(str(step))
                 committer.commit(snapshot, step=step, rows=rows)
                 bucket.put(layout.log_piece(term, number), LINE)
-            bucket.put(beat_path, replace(beat, step=step, committed=step).to_json())
+            bucket.put(heartbeat_path, replace(heartbeat, step=step, committed=step).to_json())
             if term < attempts or ended:
                 reason = Reason.DONE if term == attempts else Reason.PREEMPTED
                 state = State.DONE if term == attempts else State.OPEN

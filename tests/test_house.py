@@ -44,7 +44,8 @@ WALLS: dict[str, set[str]] = {
     # The project's own tools.
     "tools": {"base", "cloud", "machines", "settings", "cli"},
     "bench": {
-        *("outlast", *_LIBRARY, "loop", "trainers", "supervisor", "settings", "cli", "localcloud"),
+        *("outlast", *_LIBRARY, "loop", "trainers", "supervisor"),
+        *("settings", "costs", "cli", "localcloud"),
     },
 }
 """What each part may import, in functions and for types as well. A part is a folder or a module of
