@@ -211,10 +211,13 @@ class Manager:
         if len(group.versions) > 1:
             group.compare()
         surge = 0
-        if policy.get("type") == "PROACTIVE" and not group.deleting:
+        minimal = policy.get("minimalAction") or "REPLACE"
+        most_disruptive = policy.get("mostDisruptiveAllowedAction") or "REPLACE"
+        rolls = policy.get("type") == "PROACTIVE" and minimal != "NONE"
+        if rolls and not group.deleting:
             if group.outdated:
-                self._roll(group, policy)
-            if _substitutes(group):
+                self._roll(group, minimal, most_disruptive)
+            if _substitutes(group) and most_disruptive == "REPLACE":
                 surge = min(group.allowed("maxSurge"), len(group.outdated))
         most = group.target_size + group.allowed("maxSurge")
         while group.staying < group.target_size + surge and (
@@ -225,12 +228,8 @@ class Manager:
             self.leave(group, member)
         self._spread_evenly(group)
 
-    def _roll(self, group: Group, policy: dict[str, Any]) -> None:
+    def _roll(self, group: Group, minimal: str, most: str) -> None:
         """Updates a proactive group's members of an older version, as many at once as allowed."""
-        minimal = policy.get("minimalAction") or "REPLACE"
-        most = policy.get("mostDisruptiveAllowedAction") or "REPLACE"
-        if minimal == "NONE":
-            return
         budget = group.actions["NONE"] - (group.target_size - group.allowed("maxUnavailable"))
         for name in list(group.outdated):
             member = group.members[name]
