@@ -311,7 +311,7 @@ def _restore_errors(store: Store, layout: Layout, term: int, end: AttemptEnd | N
         count += 1
         if count == RESTORE_ERRORS_MAX:
             break
-        end = _end(store, layout, term - count) if term > count else None
+        end = _end(store, layout, term - count)
     return count
 
 

@@ -297,8 +297,7 @@ class HeadFile:
 
     def set_wheels(self, key: str, digest: str, *, term: int) -> None:
         """Records the digest of a layer of packages, unless HEAD has one."""
-        held = self.held(term)
-        if held.with_wheels(key, digest) != held:
+        if self.held(term).wheels_of(key) is None:
             self.swap(lambda head: head.with_wheels(key, digest), term=term)
 
     def fail(self, reason: Reason, *, term: int) -> None:

@@ -10,6 +10,7 @@ import pytest
 from outlast.base.exits import Reason, State
 from outlast.bucket.boot import Act, Claim, LastTerm, Missing, decide, silent_seconds
 from outlast.bucket.head import (
+    WHEELS_MAX,
     Checkpoint,
     DataFingerprint,
     End,
@@ -19,12 +20,19 @@ from outlast.bucket.head import (
     HeadError,
     HeadForbidden,
     HeadLost,
+    HeadMoved,
     HeadUnreadable,
     Lineage,
+    Move,
     NotMember,
+    Phase,
     Result,
+    Wheels,
+    end_copy,
+    is_left,
     new_nonce,
     read_head,
+    read_moved_head,
 )
 from outlast.bucket.headfile import HeadFile, Outcome, resolve
 from outlast.bucket.layout import (
@@ -333,11 +341,14 @@ def test_terms_rise(head_file: HeadFile, claim: Claim) -> None:
     second = other(head_file)
     second.take_term(claim)
     assert (head_file.term, second.term) == (1, 2)
-    with pytest.raises(Fenced) as caught:
-        head_file.swap(lambda known: known, term=1)
-    assert caught.value.head.term == 2
-    with pytest.raises(Fenced):
-        head_file.check(term=1)
+    for use in (
+        lambda: head_file.swap(lambda known: known, term=1),
+        lambda: head_file.check(term=1),
+    ):
+        with pytest.raises(Fenced) as caught:
+            use()
+        assert caught.value.head.term == 2
+        assert str(caught.value) == "term 1: term 2 holds the run now"
     assert second.check(term=2).term == 2
 
 
@@ -355,8 +366,10 @@ def test_an_earlier_term_of_the_same_process_is_fenced(head_file: HeadFile, clai
         lambda: head_file.held(1),
         lambda: head_file.count_failure(term=1, before=0, retries=9),
         lambda: head_file.set_data(digits, term=1),
+        lambda: head_file.set_wheels("a" * 64, "b" * 64, term=1),
+        lambda: head_file.fail(Reason.DRIVER, term=1),
     ):
-        with pytest.raises(Fenced) as caught:
+        with pytest.raises(Fenced, match="term 1: this process took term 3 since") as caught:
             use()
         assert caught.value.head.term == 3
     assert read_head(head_file.store, head_file.layout) == before
@@ -365,7 +378,7 @@ def test_an_earlier_term_of_the_same_process_is_fenced(head_file: HeadFile, clai
 
 def test_without_a_term_nothing_is_written(head_file: HeadFile, claim: Claim) -> None:
     other(head_file).take_term(claim)
-    with pytest.raises(HeadError, match="no term was taken"):
+    with pytest.raises(HeadError, match="^no term was taken; HEAD may not be written$"):
         head_file.swap(lambda known: known, term=1)
 
 
@@ -392,8 +405,10 @@ def test_a_lost_race_is_decided_again(head_file: HeadFile, claim: Claim) -> None
 
 def test_before_a_retry_membership_is_asked(head_file: HeadFile, claim: Claim) -> None:
     unlucky = other(head_file, failing("put", [Throttled("slow")], applied=False))
-    with pytest.raises(NotMember):
+    with pytest.raises(NotMember) as caught:
         unlucky.take_term(claim, still_member=lambda: False)
+    said = "this VM is not a member of its group any more; it may take no term"
+    assert str(caught.value) == said
     with pytest.raises(HeadLost):
         read_head(head_file.store, head_file.layout)
 
@@ -640,6 +655,28 @@ def test_a_swap_survives_lost_answers(
     assert not unlucky.count_failure(term=1, before=1, retries=1)
 
 
+@pytest.mark.parametrize(("lost", "applied"), [(0, False), (2, False), (2, True)])
+def test_a_change_is_made_once_and_the_next_write_is_still_guarded(
+    head_file: HeadFile, claim: Claim, lost: int, applied: bool
+) -> None:
+    """Lost answers neither repeat a change nor lose the generation that the next one replaces."""
+
+    def counted(known: Head) -> Head:
+        return replace(known, failures=known.failures + 1)
+
+    errors: list[Exception] = []
+    holder = other(head_file, failing("put", errors, applied=applied))
+    holder.take_term(claim)
+    taken = holder.head
+    errors += [Unavailable("gone")] * lost
+    changed = holder.swap(counted, term=1)
+    assert (changed.failures, changed.nonce == taken.nonce) == (1, False)
+    assert read_head(head_file.store, head_file.layout).head == changed == holder.head
+    head_file.store.put(head_file.layout.head, replace(changed, nonce="x").to_json())
+    with pytest.raises(HeadError, match="rewritten by another process"):
+        holder.swap(counted, term=1)
+
+
 def test_a_write_given_up_is_recognised_later(
     head_file: HeadFile, claim: Claim, clock: FakeClock
 ) -> None:
@@ -688,9 +725,13 @@ def test_a_stranger_in_the_same_term_is_an_error(head_file: HeadFile, claim: Cla
     head_file.take_term(claim)
     known = read_head(head_file.store, head_file.layout).head
     head_file.store.put(head_file.layout.head, replace(known, nonce="x").to_json())
-    with pytest.raises(HeadError, match="rewritten by another process") as caught:
+    with pytest.raises(HeadError) as caught:
         head_file.swap(lambda known: known, term=1)
     assert type(caught.value) is HeadError
+    assert str(caught.value) == (
+        "term 1: HEAD is at term 1 and was rewritten by another process; only `outlast repair` "
+        "does that"
+    )
 
 
 def test_failures_are_counted_against_the_retries(head_file: HeadFile, claim: Claim) -> None:
@@ -726,10 +767,14 @@ def test_the_operators_stop_is_seen_by_the_holder(
     operator = other(head_file, failing("put", [Unavailable("gone")], applied=applied))
     stopped = operator.end_from_outside(State.STOPPED, Reason.STOPPED)
     assert stopped.end == End(Reason.STOPPED, None, 0, None)
-    with pytest.raises(HeadEnded):
-        head_file.check(term=1)
-    with pytest.raises(HeadEnded):
-        head_file.swap(lambda known: known, term=1)
+    assert stopped.nonce != head_file.head.nonce
+    for use in (
+        lambda: head_file.check(term=1),
+        lambda: head_file.swap(lambda known: known, term=1),
+    ):
+        with pytest.raises(HeadEnded, match="the run has ended: stopped") as caught:
+            use()
+        assert caught.value.head == stopped
     again = operator.end_from_outside(State.FAILED, Reason.EXPIRED)
     assert again.state is State.STOPPED
 
@@ -784,3 +829,144 @@ def test_a_head_that_could_not_be_read_again_is_not_written(
     with pytest.raises(HeadError, match="Head.failures 1000000000: .* `outlast repair` repairs it"):
         head_file.swap(lambda known: replace(known, failures=10**9), term=1)
     assert head_file.store.get(head_file.layout.head)[0] == before
+
+
+# -- ends from outside, other processes, copies -----------------------------------------------
+
+
+def test_an_end_from_outside_is_put_on_top_of_what_was_written_meanwhile(
+    head_file: HeadFile, claim: Claim, clock: FakeClock
+) -> None:
+    head_file.take_term(claim)
+    raced: list[float] = []
+
+    def around(operation: Operation, apply: Callable[[], Any]) -> Any:
+        if operation.verb == "put" and not raced:
+            other(head_file).take_term(claim)
+            raced.append(clock.elapsed)
+        return apply()
+
+    operator = other(head_file, around)
+    stopped = operator.end_from_outside(State.STOPPED, Reason.STOPPED)
+    assert (stopped.term, stopped.state) == (2, State.STOPPED)
+    assert read_head(head_file.store, head_file.layout).head == stopped
+    assert clock.elapsed > raced[0]  # the loser of a race waits before it tries again
+
+
+def test_a_fresh_one_has_the_clock_and_no_term(head_file: HeadFile, claim: Claim) -> None:
+    head_file.take_term(claim)
+    another = head_file.fresh()
+    assert another.clock is head_file.clock
+    assert another.patience.limits == head_file.patience.limits
+    with pytest.raises(HeadError, match="^no term was taken; HEAD may not be written$"):
+        _ = another.head
+
+
+def test_an_attempt_that_restored_nothing_ends_the_run_with_its_copy(
+    head_file: HeadFile, claim: Claim, clock: FakeClock
+) -> None:
+    head_file.take_term(claim)
+    entry = Checkpoint(head_file.layout.snapshot(1, 10, "a"), 1, "f" * 64, 1, 10, ())
+    head_file.swap(lambda known: replace(known, chain=(entry,)), term=1)
+    until = clock.elapsed + 300
+
+    def around(operation: Operation, perform: Any) -> Any:
+        if operation.path == head_file.layout.end(0) and clock.elapsed < until:
+            raise Unavailable("gone")
+        return perform()
+
+    patient = other(head_file, around)
+    patient.take_term(claim)
+    patient.fail(Reason.DRIVER, term=2)
+    found = read_head(head_file.store, head_file.layout).head
+    assert (found.state, found.end) == (State.FAILED, End(Reason.DRIVER, None, 10, None))
+    copy = EndCopy.from_json(head_file.store.get(head_file.layout.end(0))[0])
+    assert copy == end_copy(head_file.layout, found)
+
+
+def test_the_copy_of_an_end_says_all_of_it(layout: Layout) -> None:
+    result = Result(layout.result(4), 3, "d" * 64)
+    done = replace(head(), state=State.DONE, end=End(Reason.DONE, 0, 10, result, "early"))
+    assert end_copy(layout, done) == EndCopy(
+        *(layout.run, 1, 4, State.DONE, Reason.DONE, 0, 10, result.path, "d" * 64, START, "early")
+    )
+    without = end_copy(layout, ended(State.FAILED))
+    assert (without.result, without.digest, without.exit) == (None, None, 1)
+    with pytest.raises(ValueError, match=f"run {layout.run}: is open and has no end to copy"):
+        end_copy(layout, head())
+
+
+# -- packages ---------------------------------------------------------------------------------
+
+
+def test_wheels_are_set_once_for_each_key(head_file: HeadFile, claim: Claim) -> None:
+    head_file.take_term(claim)
+    first, second = "a" * 64, "b" * 64
+    head_file.set_wheels(first, "1" * 64, term=1)
+    written = head_file.read().object.generation
+    head_file.set_wheels(first, "2" * 64, term=1)
+    assert head_file.read().object.generation == written
+    head_file.set_wheels(second, "3" * 64, term=1)
+    found = head_file.read().head
+    assert found.wheels == (Wheels(first, "1" * 64), Wheels(second, "3" * 64))
+    assert found.wheels_of(second) == "3" * 64
+    assert found.wheels_of("c" * 64) is None
+
+
+def test_the_newest_wheels_are_kept() -> None:
+    full = head()
+    for number in range(WHEELS_MAX + 1):
+        full = full.with_wheels(f"{number:064x}", "d" * 64)
+    assert [int(entry.key, 16) for entry in full.wheels] == list(range(1, WHEELS_MAX + 1))
+
+
+# -- handovers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("phase", "said", "left"),
+    [
+        (
+            Phase.LEFT,
+            "the run was handed over to gs://other/runs/x, and this copy is never continued; name"
+            " that path, or set outlast:bucket to other",
+            True,
+        ),
+        (
+            Phase.LEAVING,
+            "the run is being handed over to gs://other/runs/x; repeat that outlast handover to"
+            " finish it, or take it back with outlast handover without --to",
+            False,
+        ),
+        (
+            Phase.ARRIVING,
+            "the run is being handed over from gs://other/runs/x, and this copy is not complete;"
+            " repeat that outlast handover to finish it",
+            False,
+        ),
+    ],
+)
+def test_a_run_that_was_moved_says_where_it_is(
+    memory: MemoryStore, layout: Layout, claim: Claim, phase: Phase, said: str, left: bool
+) -> None:
+    moved = head(chain=(), move=Move("gs://other/runs/x", phase))
+    memory.put(layout.head, moved.to_json())
+    with pytest.raises(HeadMoved) as caught:
+        read_head(memory, layout)
+    own = f"{memory.url}/{layout.root}".rstrip("/")
+    assert str(caught.value) == f"{own}: {said}"
+    assert caught.value.found == read_moved_head(memory, layout)
+    assert caught.value.is_left is left
+    assert is_left(memory, layout) is left
+    made = HeadFile(memory, layout).take_term(claim)
+    assert (made.act, made.reason, made.message) == (Act.REFUSE, Reason.REFUSED, f"{own}: {said}")
+
+
+def test_a_run_that_is_here_or_cannot_be_read_has_not_left(
+    memory: MemoryStore, layout: Layout
+) -> None:
+    assert not is_left(memory, layout)
+    memory.put(layout.head, head(chain=()).to_json())
+    assert not is_left(memory, layout)
+    silent = memory.view(failing("get", [Unavailable("gone")], applied=False))
+    assert not is_left(silent, layout)
