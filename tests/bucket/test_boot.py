@@ -141,7 +141,7 @@ def test_the_time_to_a_commit_is_that_of_the_last_term_that_committed(
 
 
 @pytest.mark.parametrize("error", [Forbidden, Throttled, Unavailable])
-def test_a_store_that_does_not_answer_is_no_missing_record(
+def test_a_store_that_does_not_answer_differs_from_a_missing_record(
     memory: MemoryStore, layout: Layout, error: type[Exception]
 ) -> None:
     def around(operation: Operation, perform: Any) -> Any:

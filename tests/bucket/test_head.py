@@ -576,6 +576,30 @@ def test_the_deadline_ends_the_run_by_server_time(
         head_file.check(term=1)
 
 
+@pytest.mark.parametrize("resume", [0, 1])
+def test_a_boot_ends_the_run_if_stop_asks_for_the_end_of_its_resume(
+    head_file: HeadFile, claim: Claim, clock: FakeClock, resume: int
+) -> None:
+    head_file.take_term(claim)
+    head_file.store.put(head_file.layout.stop_request(resume), b"{}")
+    until = clock.elapsed + 300
+
+    def around(operation: Operation, perform: Any) -> Any:
+        if operation.path == head_file.layout.end(0) and clock.elapsed < until:
+            raise Unavailable("gone")
+        return perform()
+
+    made = other(head_file, around).take_term(claim)
+    if resume:
+        assert made.act is Act.TAKE
+        return
+    assert (made.act, made.reason) == (Act.END, Reason.STOPPED)
+    found = read_head(head_file.store, head_file.layout).head
+    assert found.state is State.STOPPED
+    copy = EndCopy.from_json(head_file.store.get(head_file.layout.end(0))[0])
+    assert copy == end_copy(head_file.layout, found)
+
+
 def test_an_ended_run_gets_its_missing_copy(head_file: HeadFile, claim: Claim) -> None:
     head_file.take_term(claim)
     result = Result(head_file.layout.result(1), 3, "d" * 64)
@@ -706,9 +730,12 @@ def test_head_is_written_at_most_once_a_second(
     head_file: HeadFile, claim: Claim, clock: FakeClock
 ) -> None:
     head_file.take_term(claim)
-    for _ in range(5):
+    for written in range(1, 6):
         head_file.swap(lambda known: known, term=1)
-    assert clock.elapsed >= 5
+        assert clock.elapsed == written
+    clock.sleep(20)
+    head_file.swap(lambda known: known, term=1)
+    assert clock.elapsed == 25
 
 
 def test_head_gone_under_the_holder_is_lost(head_file: HeadFile, claim: Claim) -> None:
