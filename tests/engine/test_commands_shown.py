@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.engine.conftest import Project
+from tests.engine.conftest import Project, until
 from tests.tools.shown import commands
 from tests.tools.test_commands_shown import CONFIGURED, is_by_name
 from tests.tools.test_docs import ROOT
@@ -100,3 +100,26 @@ def test_gcloud_runs_against_the_local_cloud(project: Project, tmp_path: Path) -
     for kind in LISTS:
         # gcloud succeeds with a warning if a part of a list was refused.
         assert "not" not in bash(f"gcloud {kind} list", folder, env)
+
+    speak(project, "zones/europe-west4-a")
+    port = "gcloud compute instances get-serial-port-output speaker --zone europe-west4-a"
+
+    def heard() -> bool:
+        bash(f"{port} > port.txt", folder, env)
+        return "startup said this" in (folder / "port.txt").read_text()
+
+    until(heard, "the serial port of a VM")
+
+
+def speak(project: Project, zone: str) -> None:
+    """Creates a VM whose startup script writes to its serial port."""
+    image = "projects/outlast-rehearsal/global/images/family/outlast"
+    script = "#!/bin/bash\necho startup said this\n"
+    body = {
+        "name": "speaker",
+        "machineType": f"{zone}/machineTypes/e2-small",
+        "disks": [{"boot": True, "initializeParams": {"sourceImage": image}}],
+        "networkInterfaces": [{"network": "global/networks/default"}],
+        "metadata": {"items": [{"key": "startup-script", "value": script}]},
+    }
+    project.cloud.call("POST", f"/compute/v1/projects/outlast-rehearsal/{zone}/instances", body)
