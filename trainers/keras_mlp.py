@@ -228,7 +228,10 @@ def _judge(state: State, rows: "Batch") -> tuple[float, float]:
     """Mean loss and accuracy over ``rows``."""
     import numpy as np
 
-    scores = state.model.predict(rows[0], batch_size=EVAL_ROWS, verbose=0).astype(np.float64)
+    # Not predict(): with PyTorch it begins a DataLoader, which draws from torch.random.
+    starts = range(0, len(rows[0]), EVAL_ROWS)
+    batches = [state.model.predict_on_batch(rows[0][at : at + EVAL_ROWS]) for at in starts]
+    scores = np.concatenate(batches).astype(np.float64)
     scores -= scores.max(axis=1, keepdims=True)
     chances = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
     loss = -chances[np.arange(len(rows[1])), rows[1]].mean()

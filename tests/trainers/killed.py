@@ -20,7 +20,7 @@ SHORT = {
         "--threads", "1",
     ],
     "torch_cnn": ["--epochs", "12", "--limit-rows", "500"],
-    "keras_mlp": ["--epochs", "24", "--limit-rows", "500", "--hidden", "64", "--eval-every", "4"],
+    "keras_mlp": ["--epochs", "24", "--limit-rows", "500", "--hidden", "64", "--eval-every", "1"],
     "jax_mlp": ["--epochs", "200", "--limit-rows", "500", "--hidden", "64", "--eval-every", "20"],
 }  # fmt: skip
 """Some seconds each: HEAD is written once a second, and a run must outlast its first commits."""
@@ -36,6 +36,7 @@ def undisturbed(tmp_path: Path, name: str) -> dict[str, bytes]:
     run_dir = tmp_path / "baseline"
     done = programs.run(tmp_path, command(name, run_dir))
     assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr  # for example of a generator that the state lacks
     return programs.result_of(run_dir)
 
 
