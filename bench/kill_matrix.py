@@ -73,7 +73,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--point", default="", help="with --forks: one point, as its matrix names it")
     made.add_argument("--where", choices=("folder", "cloud", "both"), default="both")
-    made.add_argument("--python", default=sys.executable, help="interpreter of the trainer")
+    made.add_argument(
+        "--python", type=_program, default=sys.executable, help="interpreter of the trainer"
+    )
     made.add_argument(
         "--image",
         type=Path,
@@ -84,11 +86,18 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--peers", action="store_true", help="the peers' jobs too, in this run")
     made.add_argument("--peer", action="append", default=[], choices=list(peers.JOBS))
     made.add_argument("--peer-points", type=int, default=30)
-    made.add_argument("--peer-python", default=sys.executable, help="interpreter of the peers")
+    made.add_argument(
+        "--peer-python", type=_program, default=sys.executable, help="interpreter of the peers"
+    )
     made.add_argument("--parallel", type=int, default=PARALLEL)
     made.add_argument("--keep", type=Path, help="folder for the runs that failed, and all logs")
     made.add_argument("--json", type=Path, help="file for the figures")
     return made
+
+
+def _program(text: str) -> str:
+    """A program as seen from any folder; a bare name is looked up in PATH, as a shell does."""
+    return os.path.abspath(text) if os.sep in text else text
 
 
 def main(argv: Sequence[str]) -> int:

@@ -205,7 +205,7 @@ def run_to_end(
     command: Sequence[str], folder: Path, environment: Mapping[str, str], plan: Path | None
 ) -> int:
     """The exit code of a command whose output goes to the folder's log; a hanging one is killed,
-    with what it started."""
+    with what it started. BenchError: it cannot be started."""
     paths = [str(ROOT)] if plan is None else [str(PROBE), str(ROOT)]
     variables = {**one_thread(), **environment, "PYTHONPATH": os.pathsep.join(paths)}
     variables["TMPDIR"] = str(folder / "tmp")
@@ -213,14 +213,17 @@ def run_to_end(
     if plan is not None:
         variables["BENCH_PLAN"] = str(plan)
     with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        except OSError as error:
+            raise BenchError(f"{command[0]}: cannot be started ({error.strerror})") from None
         try:
             return process.wait(RUN_SEC)
         except subprocess.TimeoutExpired:
@@ -498,7 +501,7 @@ def scratch(keep: Path | None) -> Iterator[Path]:
     """A folder for the runs: `keep`, or one that is removed if nothing is left to look at."""
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
-        yield keep
+        yield keep.resolve()  # jobs run elsewhere
         return
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     try:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,25 @@ def test_one_that_cannot_be_measured_takes_no_other_figures_away(
     assert list(json.loads(figures.read_bytes())["verdicts"]) == ["dummy"]
     said = capsys.readouterr()
     assert "kill matrix: broken: " in said.err and "dummy" in said.out
+
+
+@pytest.mark.parametrize("flag", ["--python", "--peer-python"])
+def test_an_interpreter_and_a_folder_are_found_from_where_the_command_is_typed(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "venv").symlink_to(sys.prefix, target_is_directory=True)
+    script = tmp_path / "peers" / "job.py"
+    script.parent.mkdir()
+    script.write_text(FORGETFUL)
+    monkeypatch.setitem(kill_matrix.peers.JOBS, "job", (str(script), "step"))
+    monkeypatch.chdir(tmp_path)
+    what = ["--peer", "job"] if flag == "--peer-python" else ["--trainer", "dummy"]
+    measured = [*what, "--points", "1", "--peer-points", "1", "--where", "folder", *SMALL]
+    python = Path("venv/bin") / Path(sys.executable).name
+    assert kill_matrix.main([*measured, flag, str(python), "--keep", "kept"]) == DONE
+    # What does not exist is a sentence.
+    assert kill_matrix.main([*measured, flag, "venv/bin/none"]) == 69
+    assert f"{tmp_path / 'venv/bin/none'}: cannot be started" in capsys.readouterr().err
 
 
 FORGETFUL = """
