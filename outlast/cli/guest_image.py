@@ -21,7 +21,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from outlast.cli.parts import (
     SetupError,
     cache_dir,
     digest,
+    draft_beside,
     lock,
     made_whole,
     run,
@@ -233,10 +233,8 @@ def _check_machine() -> None:
 def _system(source: Source, progress: Progress) -> Iterator[Path]:
     """A stock system in a folder, which is deleted at the end."""
     name = RELEASES[source.release]
-    parent = cache_dir() / "guest"
-    parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".making-", dir=parent) as folder:
-        root = Path(folder) / "root"
+    with draft_beside(source.folder("stock")) as folder:
+        root = folder / "root"
         packages = f"--include={','.join(PACKAGES)}"
         command = ["mmdebstrap", "--mode=root", "--variant=important", packages, name, str(root)]
         line = f"deb {source.mirror} {name} main"

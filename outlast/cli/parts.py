@@ -28,6 +28,8 @@ from outlast.base.file_lock import try_lock
 from outlast.base.folders import PACKAGE
 
 ENGINE_MAJOR_LIMIT = 4
+DRAFT = ".making-"
+"""How the name of a folder begins in which something is being made."""
 PROGRESS_SEC = 1.0
 QUIET_SEC = 30.0
 """Seconds between two lines of progress without a terminal."""
@@ -366,16 +368,41 @@ def made_whole(target: Path) -> Iterator[Path]:
     A virtual environment made in it can be moved so: `bin/python` finds it by its own place, and
     only the scripts beside it, which are not used, hold the draft's path.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    holder = Path(tempfile.mkdtemp(prefix=".making-", dir=target.parent))
-    draft = holder / target.name
-    draft.mkdir()
-    try:
+    with draft_beside(target) as holder:
+        draft = holder / target.name
+        draft.mkdir()
         yield draft
         shutil.rmtree(target, ignore_errors=True)
         draft.rename(target)
+
+
+@contextlib.contextmanager
+def draft_beside(target: Path) -> Iterator[Path]:
+    """A temporary folder beside `target`, deleted at the end. One that a killed process has left
+    is deleted first: it may be gigabytes.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(f"{DRAFT}*"):
+        with contextlib.suppress(OSError), _opened(left) as folder:
+            if try_lock(folder):
+                shutil.rmtree(left, ignore_errors=True)
+    holder = Path(tempfile.mkdtemp(prefix=DRAFT, dir=target.parent))
+    with _opened(holder) as folder:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        try:
+            yield holder
+        finally:
+            shutil.rmtree(holder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """The folder's descriptor, by which it can be locked."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield descriptor
     finally:
-        shutil.rmtree(holder, ignore_errors=True)
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

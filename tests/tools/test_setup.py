@@ -147,6 +147,24 @@ def test_a_failing_build_leaves_nothing(setup: ModuleType, monkeypatch, tmp_path
     assert kept == ["engine"]
 
 
+def test_what_a_killed_build_left_goes_with_the_next_and_a_running_builds_stays(tmp_path):
+    building = (
+        "import sys; from pathlib import Path; from outlast.cli.parts import made_whole\n"
+        "with made_whole(Path(sys.argv[1])): print('begun', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", building, str(tmp_path / "other")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout and other.stdout.readline() == b"begun\n"
+        (running,) = tmp_path.iterdir()
+        with parts.made_whole(tmp_path / "one"):
+            assert running.is_dir()
+        other.kill()
+    assert {path.name for path in tmp_path.iterdir()} == {running.name, "one"}
+    with parts.made_whole(tmp_path / "two"):
+        assert not running.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "two"}
+
+
 def test_a_build_is_stamped_counted_and_reused(setup: ModuleType, monkeypatch, tmp_path, capsys):
     log = tmp_path / "calls"
     go = tmp_path / "bin" / "go"
