@@ -1,12 +1,10 @@
 """Records and runs as supervisors leave them, made through the same code without a VM."""
 
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from outlast.base.codec import Record
 from outlast.base.exits import Reason, State
 from outlast.bucket import blocks
 from outlast.bucket.boot import Claim
@@ -38,10 +36,10 @@ class Quick:
         return datetime.now(UTC)
 
 
-def records(layout: Layout, term: int) -> Iterator[tuple[str, Record]]:
+def records(layout: Layout, term: int) -> tuple[tuple[str, AttemptStart], tuple[str, Heartbeat]]:
     """Start and heartbeat of an attempt of ten steps, with their paths."""
     now = datetime.now(UTC)
-    yield (
+    start = (
         layout.attempt_start(term),
         AttemptStart(
             term=term,
@@ -61,7 +59,7 @@ def records(layout: Layout, term: int) -> Iterator[tuple[str, Record]]:
             time=now,
         ),
     )
-    yield (
+    heartbeat = (
         layout.heartbeat(term),
         Heartbeat(
             term=term,
@@ -75,6 +73,7 @@ def records(layout: Layout, term: int) -> Iterator[tuple[str, Record]]:
             time=now,
         ),
     )
+    return start, heartbeat
 
 
 def run(layout: Layout, owner: str, *, attempts: int, commits: int, ended: bool) -> MemoryStore:

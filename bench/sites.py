@@ -465,7 +465,10 @@ def local_cloud(
         with _hand(cloud, plans / ASKED):
             yield cloud
     finally:
-        cloud.stop()
+        try:
+            cloud.stop()
+        except OperateError as error:  # what was measured before it still counts
+            print(error, file=sys.stderr)
 
 
 @contextlib.contextmanager

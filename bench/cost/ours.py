@@ -32,6 +32,7 @@ from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import open_store
 from outlast.loop import snapshot
+from outlast.loop.leading import Leading
 from outlast.protocol import SOCKET_VARIABLE
 
 REST_SEC = 1.1
@@ -85,13 +86,15 @@ def save(args, arrays):
         base = forget_peak()
         base_supervisor = forget_peak(str(process.pid))
         ended, before, peak_supervisor = 0.0, 0, 0.0
+        side = run._side
+        assert isinstance(side, Leading)
         for step in run.steps():
             begun = time.perf_counter()
             if step > 1 and len(wrote) >= 1:
                 blocked.append(begun - ended)
-                while run._side.session.busy:
+                while side.session.busy:
                     time.sleep(0.002)
-                    run._side.session.poll()
+                    side.session.poll()
                 commits.append(time.perf_counter() - ended)
             peak_supervisor = resident_mb(str(process.pid))
             if len(blocked) >= args.saves + 2:

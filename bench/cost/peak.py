@@ -21,7 +21,7 @@ def numpy_state(mb):
 
 def torch_state(mb):
     """A model with Adam: parameters, two moments of each, and gradients that are not state."""
-    import torch
+    import torch  # type: ignore[import-not-found]
 
     torch.set_num_threads(1)
     size = int(mb * 1e6 / 4 / 3 / 8)
@@ -45,13 +45,16 @@ def main(subject, mb, folder, steps):
             step()
         return
     import outlast
+    from outlast.loop.leading import Leading
 
     with outlast.train(
         state, 100, run_dir=folder, arguments={}, name="peak", checkpoint_every="1"
     ) as run:
         for number in run.steps():
             step()
-            if not run._side.session.wait_committed(120):
+            side = run._side
+            assert isinstance(side, Leading)
+            if not side.session.wait_committed(120):
                 raise SystemExit("no commit within two minutes")
             if number >= int(steps):
                 sys.stdout.flush()

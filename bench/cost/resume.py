@@ -22,6 +22,7 @@ from outlast.bucket.headfile import HeadFile
 from outlast.bucket.layout import Layout
 from outlast.bucket.store import open_store
 from outlast.loop import snapshot, state, verify
+from outlast.loop.leading import Leading
 
 TIMES = 3
 
@@ -40,13 +41,15 @@ def save(args, values):
     """A checkpoint of a run that stays open."""
     process = supervisor(args.dir, args.store)
     with contextlib.suppress(_Enough), outlast.train(values, 10**6) as run:
+        side = run._side
+        assert isinstance(side, Leading)
         for _ in run.steps():
             for item in values["box"].values():
                 item += 1
             if run.step > 1:
-                while run._side.session.busy:
+                while side.session.busy:
                     time.sleep(0.002)
-                    run._side.session.poll()
+                    side.session.poll()
                 process.kill()
                 raise _Enough
     process.wait()

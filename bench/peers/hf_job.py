@@ -50,7 +50,7 @@ class Steps(transformers.TrainerCallback):
         self.phase.__exit__(None, None, None)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if "loss" in (logs or {}):
+        if logs is not None and "loss" in logs:
             self.rows.write(state.global_step, loss=logs["loss"])
 
 

@@ -59,6 +59,14 @@ ENTRIES = (
         compares=True,
     ),
     Entry(
+        "campaign",
+        "A campaign",
+        "Every guarantee holds for drawn runs of all trainers, commands and sweeps under sampled "
+        "faults, side by side on one local cloud.",
+        "tests.campaign.run",
+        ("--seconds", "28800", "--seed", "1"),
+    ),
+    Entry(
         "zombie-matrix",
         "Stale VMs",
         "Nothing is accepted from a VM that was believed dead, and the run ends as if undisturbed.",

@@ -28,7 +28,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from bench import census_rows, table
+from bench import census_rows
+from bench import result as bench_result
 from outlast.base.exits import CTRL_C, DONE, USAGE
 from outlast.cli import cloud as clouds
 from outlast.cli import engine
@@ -359,6 +360,7 @@ def report(found: Campaign, memory: Memory, left: dict[str, str], seconds: float
 def main(argv: Sequence[str]) -> int:
     """Plays a campaign; returns the exit code."""
     args = parser().parse_args(argv)
+    printed = bench_result.Result("tests.campaign.run", argv)
     seed = int(time.time()) % 1_000_000 if args.seed is None else args.seed
     try:
         python = interpreter(args.python)
@@ -378,7 +380,7 @@ def main(argv: Sequence[str]) -> int:
         say(f"--job {', '.join(args.job)}: its packages are missing in {python}.")
         return CANNOT
     names = member.name if member else ", ".join(job.name for job in jobs)
-    say(f"campaign: seed {seed}, {args.seconds:.0f} s, {names}; {table.machine()}")
+    say(f"campaign: seed {seed}, {args.seconds:.0f} s, {names}")
     if absent:
         say(f"not played, for their packages are missing: {', '.join(absent)}")
     began = time.monotonic()
@@ -401,12 +403,14 @@ def main(argv: Sequence[str]) -> int:
             strays = end_strays(str(folder))
             left |= _broken(Seen(Ending("done"), RunRecord(), strays=strays), "no-process-left")
             lines = report(found, memory, left, time.monotonic() - began)
-            say("\n".join(["", *lines]))
-            table.write_json(
-                args.json, {"seed": seed, "machine": table.machine(), "lines": lines,
-                            "totals": found.totals, "memory_mb": memory.mb},
-            )  # fmt: skip
-            if not found.failures and not left and not grows(memory.mb):
+            printed.say(f"seed {seed}: {names}")
+            for line in lines:
+                printed.say(line)
+            for failure in found.failures:
+                printed.say(f"FAILED: {failure.member.name}: {failure}")
+            code = FAILED if found.failures or left or grows(memory.mb) else DONE
+            figures = {"seed": seed, "totals": found.totals, "memory_mb": memory.mb}
+            if printed.end(args.json, code, **figures) == DONE:
                 return DONE
             for failure in found.failures:
                 say(f"\nseed {seed}: {failure.member.name}: {failure}\n{failure.log}")
