@@ -152,6 +152,14 @@ ENTRIES = (
         ("--trials", "100"),
     ),
     Entry(
+        "scale",
+        "Many runs",
+        "The calls of `outlast list` do not grow with a run's length; beside them, which of Google's "
+        "limits 1,000 runs meet first, what their requests cost, and what list and audit take.",
+        "bench.scale",
+        ("--runs", "1000", "--commits", "12"),
+    ),
+    Entry(
         "image-boot",
         "Images",
         "A VM of a baked image trains at least 5 times sooner than one of a stock image.",
