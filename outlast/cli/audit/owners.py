@@ -64,8 +64,9 @@ def read() -> tuple[Owner, ...]:
     names = [str(one["name"]) for one in listed]
     found = _files(names, here) if len(names) > AT_ONCE else {}
     left = [name for name in names if name not in found]
-    found |= zip(left, in_parallel([partial(_export, name) for name in left], AT_ONCE), strict=True)
-    return tuple(owner_of(name, state, here) for name in names if (state := found[name]))
+    exported = in_parallel([partial(_export, name, here) for name in left], AT_ONCE)
+    found |= {name: owner for name, owner in zip(left, exported, strict=True) if owner}
+    return tuple(found[name] for name in names if name in found)
 
 
 def owner_of(name: str, state: Mapping[str, Any], here: str) -> Owner:
@@ -95,26 +96,28 @@ def owner_of(name: str, state: Mapping[str, Any], here: str) -> Owner:
     )
 
 
-def _files(names: Sequence[str], here: str) -> dict[str, Mapping[str, Any] | None]:
-    """The states that can be read from the backend's own files."""
+def _files(names: Sequence[str], here: str) -> dict[str, Owner]:
+    """Those whose states can be read from the backend's own files. A parsed state takes a MB, so
+    none is kept.
+    """
     who = json.loads(engine.run_engine(["whoami", "--json"], env=os.environ))
     backend = str(who.get("url") or "").partition("?")[0]
     read = _reader(backend)
     if read is None:
         return {}
 
-    def state(name: str) -> Mapping[str, Any] | None:
+    def owner(name: str) -> Owner | None:
         parts = name.split("/")
         project = parts[-2] if len(parts) > 1 else here
         try:
             file = json.loads(read(f".pulumi/stacks/{project}/{parts[-1]}.json"))
             if file["version"] == _FORMAT:
-                return {"deployment": file["checkpoint"]["latest"]}
-        except (OSError, StoreError, ValueError, KeyError, TypeError):
+                return owner_of(name, {"deployment": file["checkpoint"]["latest"]}, here)
+        except (OSError, StoreError, ValueError, KeyError, TypeError, AttributeError):
             pass
         return None
 
-    found = in_parallel([partial(state, name) for name in names], SMALL_READS)
+    found = in_parallel([partial(owner, name) for name in names], SMALL_READS)
     return {name: one for name, one in zip(names, found, strict=True) if one}
 
 
@@ -136,12 +139,13 @@ def _reader(backend: str) -> Callable[[str], bytes] | None:
     return None
 
 
-def _export(name: str) -> Mapping[str, Any] | None:
+def _export(name: str, here: str) -> Owner | None:
     """None if the stack was removed since it was listed."""
     try:
-        return json.loads(engine.run_engine(["stack", "export", "-s", name], env=os.environ))
+        text = engine.run_engine(["stack", "export", "-s", name], env=os.environ)
     except NoStack:
         return None
+    return owner_of(name, json.loads(text), here)
 
 
 def _paths(resource: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
