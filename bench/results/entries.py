@@ -154,8 +154,8 @@ ENTRIES = (
     Entry(
         "scale",
         "Many runs",
-        "The calls of `outlast list` do not grow with a run's length; beside them, which of Google's "
-        "limits 1,000 runs meet first, what their requests cost, and what list and audit take.",
+        "The calls of `outlast list` do not grow with a run's length; beside them, which of "
+        "Google's limits 1,000 runs meet first, what they cost, and what list and audit take.",
         "bench.scale",
         ("--runs", "1000", "--commits", "12"),
     ),
