@@ -105,7 +105,7 @@ def _measure(args: argparse.Namespace, trainer: str, work: Path) -> dict[str, An
         born = real.live_until(job, never, run, folder, lambda found: True)
         begun = next(watched.read(folder))
         if not begun.step:
-            raise BenchError(f"{trainer}: did not resume; see {folder / 'log'}")
+            raise BenchError(f"{trainer}: started from scratch instead of a checkpoint")
         found["ours"].append(begun.left_sec - born)
         for part, seconds in watched.parts(folder).items():
             found[part].append(seconds)

@@ -52,9 +52,19 @@ def main(trainer: ModuleType, argv: Sequence[str]) -> int:
     if args.mode == "eval":
         return _evaluate(trainer, args, argv)
     config = trainer.Config.of(args)
-    state = trainer.build(config)
-    with limited(config.thread_count):
-        return _train(trainer, args, config, state)
+    run: dict[str, Any] = {
+        "run_dir": args.run_dir,
+        "name": trainer.NAME,
+        "arguments": arguments(args),
+        "source": trainer.__file__,
+        "checkpoint_every": args.checkpoint_every,
+        "model_output_path": args.model_output_path,
+    }
+    # Frameworks take seconds to import, in which the supervisor starts.
+    with local.starting(local.Options(**run)):
+        state = trainer.build(config)
+        with limited(config.thread_count):
+            return _train(trainer, config, state, run)
 
 
 def require(needs: Mapping[str, str]) -> None:
@@ -68,20 +78,17 @@ def require(needs: Mapping[str, str]) -> None:
         )
 
 
-def _train(trainer: ModuleType, args: Any, config: flags.Config, state: Any) -> int:
+def _train(
+    trainer: ModuleType, config: flags.Config, state: Any, run_options: Mapping[str, Any]
+) -> int:
     device = getattr(state, "device", "cpu")
     environment = Environment(trainer.NAME, trainer.NEEDS, config.thread_count, str(device))
     changing = {**trainer.state_dict(state), "environment": environment}
     with train(
         state=changing,
         total=state.total,
-        run_dir=args.run_dir,
-        name=trainer.NAME,
-        arguments=arguments(args),
-        source=trainer.__file__,
-        checkpoint_every=args.checkpoint_every,
         init_only=changing.keys() - FROM_SCRATCH,
-        model_output_path=args.model_output_path,
+        **run_options,
     ) as run:
         for step in run.steps():
             before = state.epoch
@@ -91,7 +98,7 @@ def _train(trainer: ModuleType, args: Any, config: flags.Config, state: Any) -> 
                 run.eval(best="max", of="test_accuracy", **report)
                 _show({"step": step, **report})
         trainer.save_model(state, run.result)
-        recorded = {"trainer": trainer.NAME, "flags": arguments(args)}
+        recorded = {"trainer": trainer.NAME, "flags": run_options["arguments"]}
         run.result(CONFIG_FILE).write_text(identity.canonical_json(recorded) + "\n")
     return exits.DONE
 

@@ -91,7 +91,7 @@ def live(
                 process.wait(NOTICE_SEC)
     ended = time.monotonic()
     if process.returncode not in (INTERRUPTED, -signal.SIGKILL, -signal.SIGTERM):
-        raise BenchError(f"{job.trainer}: ended with {process.returncode}; see {folder / 'log'}")
+        raise _ended(job, process.returncode, folder)
     return born, ended
 
 
@@ -102,7 +102,7 @@ def live_until(
     with _trainer(job, policy, run, folder, None) as (process, born):
         while not any(map(when, watched.read(folder))):
             if time.monotonic() > born + GONE_SEC:
-                raise BenchError(f"{job.trainer}: too slow; see {folder / 'log'}")
+                raise BenchError(f"{job.trainer}: was not so far after {GONE_SEC:g} s")
             _wait(process, time.monotonic() + 0.05, job, folder)
     return born
 
@@ -139,8 +139,12 @@ def _trainer(
 def _wait(process: subprocess.Popen[bytes], until: float, job: Job, folder: Path) -> None:
     """Until then; BenchError if it ends before."""
     with contextlib.suppress(subprocess.TimeoutExpired):
-        code = process.wait(max(0.0, until - time.monotonic()))
-        raise BenchError(f"{job.trainer}: ended with {code}; see {folder / 'log'}")
+        raise _ended(job, process.wait(max(0.0, until - time.monotonic())), folder)
+
+
+def _ended(job: Job, code: int, folder: Path) -> BenchError:
+    last = ((folder / "log").read_text().strip().splitlines() or ["it said nothing"])[-1]
+    return BenchError(f"{job.trainer}: ended with {code}: {last}")
 
 
 def _cut_off(process: subprocess.Popen[bytes], supervisor: Path) -> None:

@@ -4,6 +4,7 @@ The supervisor is another process, in a separate session, so that the terminal's
 the trainer. It ends by itself when the trainer's connection closes.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from outlast.base.names import DIGEST, check_relative
 from outlast.loop import data
 from outlast.loop.errors import DataError, LoopError, SupervisorLost
 from outlast.loop.words import say
+from outlast.protocol import SOCKET_VARIABLE
 from outlast.spec import identity
 from outlast.spec.pin import Pin
 from outlast.spec.result import HEAD_FILE, RESULT_FILE, check_result
@@ -103,10 +105,34 @@ def _cell(options: Options) -> dict[str, Any]:
     return {"cell": cells[-1]} if cells else {}
 
 
-def start(options: Options) -> "LocalSupervisor":
-    """Start the supervisor of a run on this machine; return it once it listens."""
+@contextlib.contextmanager
+def starting(options: Options) -> Iterator[None]:
+    """A context in which the run's supervisor starts beside the program, which imports its
+    framework and builds its state meanwhile. ``start`` with equal options takes it.
+
+    It does nothing to the run until the training connects; without one it ends with the context.
+    Nothing is started if this process has a supervisor, or is one of several ranks.
+    """
+    if SOCKET_VARIABLE in os.environ or "RANK" in os.environ:
+        yield
+        return
+    supervisor = _create(options)
+    _early.append((options, supervisor))
+    try:
+        yield
+    finally:
+        if (options, supervisor) in _early:
+            _early.remove((options, supervisor))
+            supervisor.drop()
+
+
+_early: list[tuple[Options, "LocalSupervisor"]] = []
+"""Supervisors that no training has taken yet."""
+
+
+def _create(options: Options) -> "LocalSupervisor":
     run = named(options)
-    supervisor = LocalSupervisor(
+    return LocalSupervisor(
         run.folder,
         trainer=run.trainer,
         run=run.run,
@@ -114,6 +140,15 @@ def start(options: Options) -> "LocalSupervisor":
         init=options.init,
         model_output_path=options.model_output_path,
     )
+
+
+def start(options: Options) -> "LocalSupervisor":
+    """The supervisor of a run on this machine, once it listens: the one that ``starting`` has
+    begun, or a new one."""
+    if _early and _early[-1][0] == options:
+        _, supervisor = _early.pop()
+    else:
+        supervisor = _create(options)
     try:
         supervisor.wait_for_socket(CONNECT_SEC)
     except BaseException:
@@ -244,6 +279,7 @@ class LocalSupervisor:
             f"--checkpoint-every={checkpoint_every}",
         ]
         command += [f"--init={init or ''}", f"--model-output-path={model_output_path or ''}"]
+        command += [f"--parent={os.getpid()}"]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -297,6 +333,12 @@ class LocalSupervisor:
         self._process.terminate()
         if self.wait(ABANDON_SEC) is None:  # blocked in a request to an unavailable store
             self._process.kill()
+
+    def drop(self) -> None:
+        """End a supervisor to which no trainer has connected; it has done nothing yet."""
+        self._process.kill()
+        self._process.wait()
+        self.forget_socket()
 
     def forget_socket(self) -> None:
         """Remove the socket's folder, which is useless once connected and would survive a kill."""

@@ -57,6 +57,9 @@ def parser() -> argparse.ArgumentParser:
         "--checkpoint-every", default="auto", help="auto, 30s or steps; default %(default)s"
     )
     folder.add_argument("--init", default="", help="another run's checkpoint to begin with")
+    folder.add_argument(
+        "--parent", type=int, help="process that starts it, which may end before it runs"
+    )
     folder.add_argument("--model-output-path", default="", help="where to copy the result")
     dev = entries.add_parser("dev", help="a development run beside a VM's own")
     dev.add_argument("--source", type=Path, required=True, help="folder of its code")

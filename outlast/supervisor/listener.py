@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from outlast.base.clock import Clock
 from outlast.protocol import (
     Channel,
     Closed,
@@ -26,6 +27,7 @@ from outlast.supervisor.secrets import Mask
 from outlast.supervisor.trainer_user import TrainerUser
 
 HELLO_SEC = 60.0
+CALL_POLL_SEC = 0.2
 
 Post = Callable[[Any], None]
 """Puts an event into the inbox of the attempt."""
@@ -72,6 +74,7 @@ class Listener:
             user.give(socket_path)
         self._post: Post | None = None
         self._open = threading.Event()
+        self._called = threading.Event()
         threading.Thread(target=self._accept, name="listener", daemon=True).start()
 
     def listen(self, post: Post | None) -> None:
@@ -81,6 +84,11 @@ class Listener:
             self._open.clear()
         else:
             self._open.set()
+
+    def wait_for_caller(self, clock: Clock) -> None:
+        """Waits until the first connection; raises what a sleep of ``clock`` raises."""
+        while not self._called.wait(CALL_POLL_SEC):
+            clock.sleep(0)
 
     def turn_away(self, answer: Message, *, timeout_sec: float = HELLO_SEC) -> bool:
         """Answers the next trainer's hello with ``answer`` and waits until it disconnects. Returns
@@ -108,6 +116,7 @@ class Listener:
                 channel = self._listener.accept()
             except Closed:
                 return
+            self._called.set()
             if channel is not None:
                 threading.Thread(target=self._read, args=(channel,), daemon=True).start()
 

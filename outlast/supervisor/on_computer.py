@@ -54,7 +54,7 @@ WORK_PREFIX = "outlast-supervisor-"
 
 def run_folder(stop: Stop, options: argparse.Namespace) -> int:
     """Supervises a trainer on this computer, until the trainer has ended; returns the exit code."""
-    parent = os.getppid()
+    parent = options.parent or os.getppid()
     log_to(lambda line: write_line(f"outlast: {line}"))
     spec = RunSpec(
         prefix="",
@@ -74,6 +74,13 @@ def run_folder(stop: Stop, options: argparse.Namespace) -> int:
     clock = MachineClock(notices)
     patience = Patience(clock, limits=Limits(forbidden_sec=LAPTOP_FORBIDDEN_SEC))
     listener = Listener(options.socket)
+    _watch_parent(parent, clock)
+    try:
+        # A trainer may start it early; the run stays as it is until that trainer is ready.
+        listener.wait_for_caller(clock)
+    except Interrupted:
+        listener.close()
+        return exits.INTERRUPTED
     try:
         where, layout = place_of(options.run_dir)
         if where == options.run_dir:
@@ -87,7 +94,6 @@ def run_folder(stop: Stop, options: argparse.Namespace) -> int:
         code = refuse(listener, message)
         listener.close()
         return code
-    _watch_parent(parent, clock)
     drop_left_work()
     work, held = make_work()
     try:

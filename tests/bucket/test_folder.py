@@ -51,6 +51,7 @@ class Folder:
             checkpoint_every="auto",
             init="",
             model_output_path="",
+            parent=None,
         )
 
         def live() -> None:

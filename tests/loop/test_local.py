@@ -245,3 +245,56 @@ def test_a_foreign_head_names_no_other_folder(tmp_path: Path, head: bytes, said:
     (tmp_path / "run/HEAD").write_bytes(head)
     with pytest.raises(LoopError, match=said):
         local.finished_result(tmp_path / "run")
+
+
+EARLY = """
+import os, signal, sys, time
+import outlast
+from outlast.loop import local
+
+options = local.Options(run_dir=sys.argv[1], name="early", arguments={}, source=__file__)
+with local.starting(options):
+    (_, early), = local._early
+    if sys.argv[2] == "killed at once":
+        os.kill(os.getpid(), signal.SIGKILL)
+    early.wait_for_socket(60)
+    print(early._process.pid, early.socket_path, os.path.exists(sys.argv[1]), flush=True)
+    if sys.argv[2] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[2] == "fails":
+        raise SystemExit(64)
+    named = {"name": "early", "arguments": {}, "source": __file__}
+    with outlast.train({"n": [0]}, 3, run_dir=sys.argv[1], **named) as run:
+        print(run._side._connection.supervisor._process.pid, flush=True)
+        for step in run.steps():
+            pass
+"""
+
+
+def early(tmp_path: Path, ending: str) -> subprocess.CompletedProcess[str]:
+    program = tmp_path / "early.py"
+    program.write_text(EARLY)
+    return programs.run(tmp_path, [sys.executable, str(program), str(tmp_path / "run"), ending])
+
+
+def test_a_supervisor_that_was_started_early_is_the_trainings(tmp_path: Path) -> None:
+    done = early(tmp_path, "trains")
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    pid, socket_path, run_existed = first.split()
+    assert pid == second and run_existed == "False"
+    assert not Path(socket_path).parent.exists()
+    head = json.loads((tmp_path / "run" / "HEAD").read_bytes())
+    assert (head["state"], head["term"]) == ("done", 1)
+
+
+@pytest.mark.parametrize("ending", ["fails", "killed", "killed at once"])
+def test_a_supervisor_whose_training_never_begins_ends_and_leaves_no_run(
+    tmp_path: Path, ending: str
+) -> None:
+    done = early(tmp_path, ending)
+    assert done.returncode == (64 if ending == "fails" else -signal.SIGKILL), done.stderr
+    programs.wait_until_alone(tmp_path)
+    assert not (tmp_path / "run").exists()
+    if ending == "fails":
+        assert not Path(done.stdout.split()[1]).parent.exists()
