@@ -15,6 +15,7 @@ import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from outlast.base.http_client import RequestFailed, ask
@@ -24,6 +25,12 @@ from outlast.cloud import credentials
 ENDPOINT = "https://compute.googleapis.com/compute/v1/"
 ENDPOINT_VARIABLE = "GOOGLE_COMPUTE_CUSTOM_ENDPOINT"
 ANSWER_TIMEOUT_SEC = 10.0
+AGGREGATED_PAGE = 100
+"""Resources in one answer. Each VM and template has its metadata with the boot script, about 60 KB:
+of the most that a page takes, 500 (discovery document compute v1, revision 20261106), they would be
+30 MB."""
+AGGREGATED_TIMEOUT_SEC = 60.0
+"""Such a list is of all zones, and a person waits for it."""
 OPERATION_WAIT_SEC = 150.0
 """Seconds; the platform's own wait lasts up to two minutes (zoneOperations.wait, discovery document
 compute v1, revision 20261106)."""
@@ -139,15 +146,23 @@ class Compute:
         """All resources of a kind, such as `instances`, in all zones and pages. Raises
         ComputeError.
         """
-        for answer in self._pages(f"aggregated/{kind}"):
+        few = {"maxResults": AGGREGATED_PAGE}
+        for answer in self._pages(f"aggregated/{kind}", few, timeout_sec=AGGREGATED_TIMEOUT_SEC):
             for scope in (answer.get("items") or {}).values():
                 yield from scope.get(kind) or []
 
-    def _pages(self, path: str) -> Iterator[Json]:
+    def _pages(
+        self,
+        path: str,
+        asked: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        timeout_sec: float = ANSWER_TIMEOUT_SEC,
+    ) -> Iterator[Json]:
         page = ""
         while True:
-            query = urllib.parse.urlencode({"pageToken": page} if page else {})
-            answer = self.call("GET", f"{path}?{query}" if query else path)
+            query = urllib.parse.urlencode({**asked, **({"pageToken": page} if page else {})})
+            whole = f"{path}?{query}" if query else path
+            answer = self.call("GET", whole, timeout_sec=timeout_sec)
             yield answer
             page = str(answer.get("nextPageToken") or "")
             if not page:

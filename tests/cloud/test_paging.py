@@ -35,3 +35,17 @@ def test_a_builder_on_the_second_page_is_found(compute: Compute) -> None:
 
 def test_an_image_that_a_template_on_the_second_page_names_is_in_use(compute: Compute) -> None:
     assert bake._named_images(compute) == {"in-use"}
+
+
+def test_a_page_is_small_enough_for_the_boot_scripts_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,000 VMs have 60 MB of them: with 500 in a page, audit had no answer in ten seconds."""
+    asked = []
+
+    def call(_: Compute, method: str, path: str, *, timeout_sec: float) -> dict[str, Any]:
+        asked.append((path, timeout_sec))
+        return {"nextPageToken": "2"} if len(asked) == 1 else {}
+
+    monkeypatch.setattr(Compute, "call", call)
+    assert [*Compute("p").aggregated("instances")] == []
+    first = "aggregated/instances?maxResults=100"
+    assert asked == [(first, 60.0), (f"{first}&pageToken=2", 60.0)]
