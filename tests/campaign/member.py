@@ -115,8 +115,14 @@ DEATHS = frozenset({"kill", "preempt", "stop", "delete", "lost"})
 
 
 def fallbacks(run: RunRecord) -> list[int]:
-    """Terms that resumed from an older checkpoint than the one before had committed."""
-    return [b.term for a, b in pairwise(run.attempts) if (a.committed or a.from_step) > b.from_step]
+    """Terms that resumed from an older checkpoint than the one before had committed, by its records
+    or by a HEAD that was seen: the last heartbeat of a killed VM may be older than its last commit.
+    """
+    last = {one.term: one.committed or one.from_step for one in run.attempts}
+    for head in run.heads:
+        for checkpoint in head.chain:
+            last[checkpoint.term] = max(checkpoint.step, last.get(checkpoint.term, 0))
+    return [b.term for a, b in pairwise(run.attempts) if last[a.term] > b.from_step]
 
 
 class Share:
@@ -282,7 +288,9 @@ class Disturbed(Rehearsal):
 
     def _damage(self) -> None:
         """Changes the newest checkpoint's bytes, if there is an older one."""
-        book = self.stack_runs[0].history
+        run = self.stack_runs[0]
+        run.note(self._read(run))  # what was read before may lack the last commit
+        book = run.history
         if self.damaged or book is None or book.head.kept < 2:
             return
         newest = book.head.chain[-1]

@@ -63,14 +63,24 @@ def attempt(term: int, from_step: int, committed: int | None, **more: Any) -> At
     )
 
 
-def run(*attempts: Attempt) -> RunRecord:
-    return RunRecord(SimpleNamespace(attempts=attempts, head=None))  # type: ignore[arg-type]
+def run(*attempts: Attempt, heads: Any = ()) -> RunRecord:
+    history: Any = SimpleNamespace(attempts=attempts, head=None)
+    return RunRecord(history, heads=heads)
 
 
 def test_an_older_checkpoint_than_the_last_is_a_fallback() -> None:
     assert fallbacks(run(attempt(1, 0, 20), attempt(2, 20, None), attempt(3, 20, 40))) == []
     assert fallbacks(run(attempt(1, 0, 20), attempt(2, 10, None), attempt(3, 10, 40))) == [2]
     assert fallbacks(run(attempt(1, 0, 20), attempt(2, 20, None), attempt(3, 10, 40))) == [3]
+
+
+def test_a_commit_that_no_heartbeat_names_counts() -> None:
+    seen = SimpleNamespace(
+        chain=[SimpleNamespace(term=1, step=20), SimpleNamespace(term=1, step=30)]
+    )
+    attempts = attempt(1, 0, 20), attempt(2, 20, 40)
+    assert fallbacks(run(*attempts)) == []
+    assert fallbacks(run(*attempts, heads=(seen,))) == [2]
 
 
 def test_what_a_run_survived_is_counted() -> None:
