@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from outlast.base.retry import Trouble
 from outlast.cloud.compute import Compute, ComputeError
 
 UBUNTU = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
@@ -133,6 +134,8 @@ class Unknown:
     """The API could not be asked."""
 
     why: str
+    trouble: Trouble | None = None
+    """None if another try would get the same answer."""
 
 
 def resolve(reference: str, project: str, *, endpoint: str = "") -> Image | ImageMissing | Unknown:
@@ -147,7 +150,7 @@ def resolve(reference: str, project: str, *, endpoint: str = "") -> Image | Imag
         try:
             found = compute.find(f"global/images/{path}", project=owner)
         except ComputeError as error:
-            return Unknown(str(error))
+            return Unknown(str(error), error.trouble)
         if found is not None:
             return _image(owner, found)
     return _gone(reference, candidates)

@@ -5,6 +5,7 @@ from typing import Any
 
 from pulumi.dynamic import CheckFailure
 
+from outlast.base.retry import BRIEF, Trouble
 from outlast.cloud import fit, images
 from outlast.dynamic.host import failure, say
 
@@ -24,12 +25,17 @@ class NoImage(Exception):
 class Unanswered(Exception):
     """The image could not be looked up."""
 
+    def __init__(self, why: str, trouble: Trouble | None) -> None:
+        """`trouble`: None if another try would get the same answer."""
+        super().__init__(why)
+        self.trouble = trouble
+
 
 def path(props: Props) -> str:
     """The concrete image, not a family, that `image` means now. Raises NoImage if none exists that
-    the VMs can use, and Unanswered if the cloud did not answer.
+    the VMs can use, and Unanswered if the cloud did not answer for a minute.
     """
-    return _fitting("outlast:image", props["image"], props).path
+    return BRIEF(lambda: _fitting("outlast:image", props["image"], props)).path
 
 
 def failures(olds: Props, news: Props) -> list[CheckFailure]:
@@ -112,7 +118,8 @@ def _image(setting: str, reference: str, project: str) -> images.Image:
     if isinstance(found, images.Unknown):
         raise Unanswered(
             f"{setting} {reference!r}: cannot be looked up now ({found.why}); run"
-            " pulumi up again once Compute Engine answers"
+            " pulumi up again once Compute Engine answers",
+            found.trouble,
         )
     if isinstance(found, images.ImageMissing):
         raise NoImage(f"{setting} {reference!r}: {found.why}")

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import pulumi
 
+from outlast.base.retry import BRIEF, ONCE
 from outlast.cloud.compute import ComputeError, Json
 from outlast.cloud.project import Project
 from outlast.settings import allowances, networks
@@ -82,13 +83,17 @@ def find_bucket(
     Raises SettingsError if a bucket of that name is not ours or, with bucketMode existing, if it
     does not exist or lacks uniform access. A bucket is ours if it is in this project and has our
     label. Without credentials or a network nothing is known: a preview only warns, because it
-    needs no cloud, and `up` is refused, because an unknown bucket must not count as a missing one.
+    needs no cloud. `up` asks again for a minute and is then refused, because an unknown bucket must
+    not count as a missing one.
     """
+    if previews is None:
+        previews = pulumi.runtime.is_dry_run()
+    patience = ONCE if previews else BRIEF
     try:
-        found, of_project = _bucket(settings)
+        found, of_project = patience(lambda: _bucket(settings), f"bucket {settings.bucket}")
     except ComputeError as error:
         why = f"bucket {settings.bucket}: cannot be looked up ({first_line(error)})"
-        if not (pulumi.runtime.is_dry_run() if previews is None else previews):
+        if not previews:
             raise SettingsError(
                 f"{why}, so whether it exists and whose it is, is unknown; run pulumi up again when"
                 " it answers, as an identity that may read it (docs/teams.md#who-outlast-is)"

@@ -13,6 +13,7 @@ from requests.adapters import HTTPAdapter
 
 from outlast.base.codec import parse_time
 from outlast.base.exits import Reason, State
+from outlast.base.retry import BRIEF, Patience, Trouble
 from outlast.bucket.head import Checkpoint, End, Head, Move, Phase
 from outlast.bucket.layout import Layout
 from outlast.bucket.standing import obstacle
@@ -27,6 +28,7 @@ from outlast.dynamic.run_pin import (
 )
 from outlast.localcloud.storage import pages
 from tests.cli.records import start_record
+from tests.stores import FakeClock
 from tests.stores import storage_api as storage_api  # a fixture
 
 NOW = datetime(2026, 11, 27, 12, 0, 0, tzinfo=UTC)
@@ -641,6 +643,14 @@ def test_an_unknown_image_stops_create_but_no_preview(store):
     assert RunPinProvider().check({}, dict(props)).failures == []
     with pytest.raises(boot_image.Unanswered, match="cannot be looked up now"):
         RunPinProvider().create(props)
+
+
+def test_create_asks_again_for_an_image_that_gave_no_answer(store, monkeypatch):
+    monkeypatch.setattr(boot_image, "BRIEF", Patience(FakeClock(), limits=BRIEF.limits))
+    found = [images.Unknown("busy", Trouble.SILENT), Image("", "p", "f-1", "f")]
+    monkeypatch.setattr(images, "resolve", lambda *_: found.pop(0))
+    outs = RunPinProvider().create({**PROPS, "image": "busy"}).outs
+    assert outs["bootImage"] == "projects/p/global/images/f-1" and not found
 
 
 def test_a_newer_image_of_the_family_waits_for_a_resume_and_is_said_then(

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from outlast import settings
+from outlast.base import retry
 from outlast.cloud import compute, project
 from outlast.settings import FoundBucket, SettingsError, errors, lookups, sources
 from outlast.settings.keys import Keys
@@ -21,6 +22,7 @@ from outlast.settings.rules.packages import requirement_files
 from outlast.settings.sources import Answer
 from outlast.spec.run_spec import BadSpec, RunSpec, Timeouts, _read_command, argv, texts_of
 from tests.program import stack
+from tests.stores import FakeClock
 
 REAL = {"gcp:project": "acme-research", "gcp:zone": "europe-west4-a"}
 
@@ -891,6 +893,27 @@ def test_a_bucket_that_cannot_be_looked_up_is_a_warning_and_no_missing_one(
         else:
             with pytest.raises(SettingsError, match="cannot be looked up .* is unknown; run pul"):
                 lookups.find_bucket(check(HERE))
+
+
+@pytest.mark.parametrize("dry", [True, False], ids=["preview", "up"])
+def test_an_up_asks_again_for_a_bucket_that_gave_no_answer(bucket_answer, monkeypatch, dry):
+    monkeypatch.setattr(pulumi.log, "warn", lambda msg: None)
+    monkeypatch.setattr(pulumi.runtime, "is_dry_run", lambda: dry)
+    monkeypatch.setattr(lookups, "BRIEF", retry.Patience(FakeClock(), limits=retry.BRIEF.limits))
+    silent = compute.CannotAsk(503, "busy")
+    silent.trouble = retry.Trouble.SILENT
+    bucket_answer(a_bucket(OURS))
+    answering, asked = project.ask_google, []
+
+    def ask(*args, **kwargs):
+        asked.append(args)
+        if len(asked) == 1:
+            raise silent
+        return answering(*args, **kwargs)
+
+    monkeypatch.setattr(project, "ask_google", ask)
+    found = lookups.find_bucket(check(HERE))
+    assert found == (FoundBucket() if dry else FoundBucket("europe-west4", adopt=True))
 
 
 def test_a_cloud_that_is_down_is_said_in_one_line(monkeypatch):
