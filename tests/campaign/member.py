@@ -104,7 +104,8 @@ class Result:
         attempts = seen.run.attempts
         self.runs += 1
         self.preemptions += sum(fault.do in DEATHS for fault in seen.effective)
-        self.faults += len(seen.effective) + seen.disturbed_requests + len(seen.refusals)
+        acted = sum(fault.do != "thaw" for fault in seen.effective)  # which ends a fault
+        self.faults += acted + seen.disturbed_requests + len(seen.refusals)
         self.commits += commits
         self.fenced += sum(one.reason is Reason.FENCED for one in attempts)
         self.fallbacks += len(fallbacks(seen.run))

@@ -87,7 +87,12 @@ def test_what_a_run_survived_is_counted() -> None:
     found = run(
         attempt(1, 0, 20, lost=7), attempt(2, 10, 30, reason=Reason.FENCED), attempt(3, 30, 50)
     )
-    faults = [Fault("kill", 1, 1), Fault("freeze", 2, 2), Fault("preempt", 3, missed="it ended")]
+    faults = [
+        Fault("kill", 1, 1),
+        Fault("freeze", 2, 2),
+        Fault("thaw", 2, 2),
+        Fault("preempt", 3, missed="it ended"),
+    ]
     seen = Seen(
         Ending("done"), found, faults=faults, disturbed_requests=4, refusals=["QUOTA_EXCEEDED"]
     )

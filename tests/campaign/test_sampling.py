@@ -57,7 +57,8 @@ def test_each_kind_of_fault_is_drawn() -> None:
     documents = [document for member in drawn for document in member.scenarios]
     events = [next(iter(event["do"])) for one in documents for event in one["events"]]
     assert set(events) == {
-        *("kill", "preempt", "stop", "delete", "lost", "late-create", "freeze", "network-down")
+        *("kill", "preempt", "stop", "delete", "lost", "late-create", "freeze", "network-down"),
+        "thaw",
     }
     worlds = {key for one in documents for key in one["world"]}
     assert worlds == {
@@ -70,6 +71,22 @@ def test_each_kind_of_fault_is_drawn() -> None:
     assert actions >= {"status", "reset", "stall", "drop_answer", "delay_sec", "bytes_per_sec"}
     assert any(one.operator.cuts for one in drawn) and any(one.operator.damages for one in drawn)
     assert any(one.operator.watch_sec for one in drawn)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_campaign_damages_a_checkpoint_and_continues_a_vm_beside_its_successor(
+    seed: int,
+) -> None:
+    """The first runs of the jobs, which even the shortest campaign plays."""
+    names = ("dummy", "command-marks", "digits", "command-saves")
+    drawn = [sampling.draw(seed, n, sampling.job_of(name)) for n, name in enumerate(names)]
+    done = [[next(iter(event["do"])) for event in one.scenarios[0]["events"]] for one in drawn]
+    (damaged,) = (n for n, one in enumerate(drawn) if one.operator.damages)
+    (zombie,) = (n for n, actions in enumerate(done) if "thaw" in actions)
+    assert done[damaged][0] == "kill" and not drawn[damaged].operator.cuts
+    assert done[zombie][:2] == ["lost", "thaw"]
+    ages = drawn[zombie].scenarios[0]["world"]["lifetimes"]["ages_sec"]
+    assert ages[:2] == [FOREVER, FOREVER], "nothing else ends the two"
 
 
 def test_an_interpreter_without_packages_plays_what_needs_none() -> None:
