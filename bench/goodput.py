@@ -110,9 +110,7 @@ def _real(
     """Play all policies on one trace; the costs, measured in all of their attempts, and the
     target."""
     job = Job(trainer, ENDLESS, "auto", args.python)
-    calibrated = max(10.0, args.seconds / 6)
-    before = [Life(calibrated, noticed=False)] * 2
-    seen = real.play(job, before, policies.fixed(CALIBRATED_EVERY_MIN), work, 0.0).seen
+    seen = real.calibrate(job, policies.fixed(CALIBRATED_EVERY_MIN), work)
     save_sec = MARGIN * (max(seen.commits) + max(seen.blocked)) + 2 * seen.costs().step
     scale = args.life_sec / trace.SHORT_SEC
     lives = trace.window(args.seed, notice_share=REAL_NOTICE, scale=scale, seconds=args.seconds)

@@ -25,6 +25,8 @@ from outlast.bucket.store import StoreError, open_store
 NOTICE_SEC = 30.0
 """From a notice to the end: Google's best effort for Spot VMs."""
 GONE_SEC = 120.0
+COMMITS = 4
+"""Seen of each machine before the policies are played."""
 
 
 @dataclass
@@ -76,6 +78,26 @@ def play(job: Job, lives: Sequence[Life], policy: Policy, work: Path, save_sec: 
         score, recoveries = score + found, [*recoveries, recovery]
     shutil.rmtree(work)
     return Played(score, recoveries, seen)
+
+
+def calibrate(job: Job, policy: Policy, work: Path) -> Measured:
+    """What two machines show, each of which lives for some commits; the second one resumes."""
+    seen, kept, run = Measured(), 0, work / "run"
+    shutil.rmtree(work, ignore_errors=True)
+    for number in range(2):
+        folder, commits = work / f"{number:04d}", set()
+        folder.mkdir(parents=True)
+
+        def is_enough(found: watched.Boundary, commits: set[float] = commits) -> bool:
+            if not math.isnan(found.commit_sec):
+                commits.add(found.commit_sec)
+            return len(commits) >= COMMITS
+
+        born = live_until(job, policy, run, folder, is_enough)
+        before, kept = kept, _kept(run)
+        score_of(list(watched.read(folder)), born, time.monotonic(), before, kept, seen)
+    shutil.rmtree(work)
+    return seen
 
 
 def live(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.lifetimes.policies import Policy
+from outlast.base import exits
 from outlast.loop import connection, leading, local, resuming, schedule, writing
 from outlast.protocol import Welcome
 
@@ -88,7 +89,7 @@ def main() -> int:
 
 def _time_boundaries(file: int) -> None:
     boundary, write = leading.Leading.boundary, writing.Writer.write
-    saved = False
+    bench, saved = os.getppid(), False
 
     def noted_write(self, *arguments, **named):
         nonlocal saved
@@ -97,6 +98,8 @@ def _time_boundaries(file: int) -> None:
 
     def timed_boundary(self) -> None:
         nonlocal saved
+        if os.getppid() != bench:
+            os._exit(exits.INTERRUPTED)  # the bench was killed, and this training never ends
         saved, entered_sec = False, time.monotonic()
         try:
             boundary(self)
