@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from outlast.base.exits import Reason, State
-from outlast.bucket.boot import Act, Claim, LastTerm, Missing, decide, silent_seconds
+from outlast.bucket.boot import (
+    NUMBERS_MAX,
+    Act,
+    Claim,
+    LastTerm,
+    Missing,
+    decide,
+    silent_seconds,
+)
 from outlast.bucket.head import (
     WHEELS_MAX,
     Checkpoint,
@@ -48,6 +56,7 @@ from outlast.bucket.store import (
     Forbidden,
     MemoryStore,
     Operation,
+    PreconditionFailed,
     Throttled,
     Unavailable,
 )
@@ -128,6 +137,17 @@ def test_what_cannot_be_trusted_is_refused_and_repair_is_named(
     made = decision(look, claim(9, 9), **named)
     assert (made.act, made.reason) == (Act.REFUSE, reason)
     assert "outlast repair" in made.message
+    assert made.head == (look if reason is Reason.OTHER_OWNER else None)
+
+
+@pytest.mark.parametrize("name", ["term", "resume"])
+def test_a_head_with_a_forged_number_is_refused(name: str) -> None:
+    made = decision(head(**{name: NUMBERS_MAX}), claim())
+    assert (made.act, made.reason, made.head) == (Act.REFUSE, Reason.UNREADABLE, None)
+    assert made.message == (
+        f"HEAD has {name} {NUMBERS_MAX}, which must be less than {NUMBERS_MAX}; `outlast repair` "
+        "repairs it, then `outlast resume`"
+    )
 
 
 @pytest.mark.parametrize(("resume", "placement"), [(0, 0), (0, 9), (1, 0)])
@@ -142,6 +162,7 @@ def test_a_lower_pair_leaves(resume: int, placement: int, look: Head) -> None:
 def test_ended_at_this_resume_leaves(state: State, placement: int) -> None:
     made = decision(ended(state), claim(1, placement))
     assert (made.act, made.reason, made.head) == (Act.LEAVE, Reason.ENDED, ended(state))
+    assert made.message == f"the run has ended: {state}"
 
 
 def test_done_leaves_at_any_resume() -> None:
@@ -162,7 +183,7 @@ def test_done_leaves_at_any_resume() -> None:
 )
 def test_a_higher_resume_reopens(look: Head) -> None:
     made = decision(look, claim(2, 0), last_term=LastTerm(9e9, None, None))
-    assert made.act is Act.TAKE
+    assert (made.act, made.message) == (Act.TAKE, "resume 2: takes term 5")
     assert made.head == replace(
         look,
         state=State.OPEN,
@@ -390,6 +411,17 @@ def test_taking_survives_lost_answers(head_file: HeadFile, claim: Claim, applied
     assert unlucky.swap(lambda known: known, term=1).term == 1
 
 
+def test_a_term_whose_answer_was_lost_is_held_at_its_own_write(
+    head_file: HeadFile, claim: Claim
+) -> None:
+    unlucky = other(head_file, failing("put", [Unavailable("gone")], applied=True))
+    unlucky.take_term(claim)
+    stranger = replace(unlucky.head, nonce="x")
+    head_file.store.put(head_file.layout.head, stranger.to_json())
+    with pytest.raises(HeadError, match="rewritten by another process"):
+        unlucky.swap(lambda known: known, term=1)
+
+
 def test_a_lost_race_is_decided_again(head_file: HeadFile, claim: Claim) -> None:
     raced = []
 
@@ -411,6 +443,68 @@ def test_before_a_retry_membership_is_asked(head_file: HeadFile, claim: Claim) -
     assert str(caught.value) == said
     with pytest.raises(HeadLost):
         read_head(head_file.store, head_file.layout)
+
+
+def test_before_the_first_write_the_group_is_asked_once(head_file: HeadFile, claim: Claim) -> None:
+    asked: list[str] = []
+
+    def orphaned() -> str:
+        asked.append("asked")
+        return why
+
+    why = "its group is gone"
+    with pytest.raises(NotMember, match="^this VM may take no term: its group is gone$"):
+        head_file.take_term(claim, orphaned=orphaned)
+    with pytest.raises(HeadLost):
+        read_head(head_file.store, head_file.layout)
+    why = ""
+    asked.clear()
+    unlucky = other(head_file, failing("put", [Throttled("slow")] * 3, applied=False))
+    assert unlucky.take_term(claim, orphaned=orphaned).act is Act.TAKE
+    assert asked == ["asked"]
+
+
+def test_a_term_that_nothing_waits_for_any_more_is_not_taken(
+    head_file: HeadFile, claim: Claim
+) -> None:
+    with pytest.raises(NotMember) as caught:
+        head_file.take_term(claim, wanted=lambda: False)
+    assert str(caught.value) == "nothing waits for this term any more; it is not taken"
+    with pytest.raises(HeadLost):
+        read_head(head_file.store, head_file.layout)
+
+
+def test_a_run_that_another_machine_starts_meanwhile_is_not_lost(
+    head_file: HeadFile, claim: Claim
+) -> None:
+    raced = []
+
+    def around(operation: Operation, perform: Callable[[], Any]) -> Any:
+        if operation.verb == "list" and not raced:
+            first = other(head_file)
+            raced.append(first.take_term(claim))
+            records(first, 1)
+        return perform()
+
+    second = other(head_file, around)
+    assert second.take_term(claim).act is Act.TAKE
+    assert (len(raced), second.term) == (1, 2)
+
+
+@pytest.mark.parametrize("call", ["take", "end"])
+def test_after_a_lost_race_a_server_gets_the_time_that_it_asks_for(
+    head_file: HeadFile, claim: Claim, clock: FakeClock, call: str
+) -> None:
+    head_file.take_term(claim)
+    lost = PreconditionFailed("412")
+    lost.retry_after_sec = 40.0
+    loser = other(head_file, failing("put", [lost], applied=False))
+    before = clock.elapsed
+    if call == "take":
+        assert loser.take_term(claim).act is Act.TAKE
+    else:
+        assert loser.end_from_outside(State.STOPPED, Reason.STOPPED).state is State.STOPPED
+    assert 40 <= clock.elapsed - before < 60
 
 
 def test_absent_head_with_attempts_is_lost(head_file: HeadFile, claim: Claim) -> None:
@@ -576,23 +670,30 @@ def test_the_deadline_ends_the_run_by_server_time(
         head_file.check(term=1)
 
 
-@pytest.mark.parametrize("resume", [0, 1])
-def test_a_boot_ends_the_run_if_stop_asks_for_the_end_of_its_resume(
-    head_file: HeadFile, claim: Claim, clock: FakeClock, resume: int
-) -> None:
-    head_file.take_term(claim)
-    head_file.store.put(head_file.layout.stop_request(resume), b"{}")
+def late_copy(head_file: HeadFile, clock: FakeClock, lost: int = 0) -> HeadFile:
+    """Another process, for which the store refuses END-r0.json for 300 s; the answers to its first
+    writes of HEAD are lost."""
     until = clock.elapsed + 300
+    answers = [Unavailable("gone")] * lost
 
-    def around(operation: Operation, perform: Any) -> Any:
+    def around(operation: Operation, perform: Callable[[], Any]) -> Any:
         if operation.path == head_file.layout.end(0) and clock.elapsed < until:
             raise Unavailable("gone")
-        return perform()
+        done = perform()
+        if operation.verb == "put" and operation.path == head_file.layout.head and answers:
+            raise answers.pop()
+        return done
 
-    made = other(head_file, around).take_term(claim)
-    if resume:
-        assert made.act is Act.TAKE
-        return
+    return other(head_file, around)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_boot_ends_the_run_if_stop_asks_for_it(
+    head_file: HeadFile, claim: Claim, clock: FakeClock, lost: int
+) -> None:
+    head_file.take_term(claim)
+    head_file.store.put(head_file.layout.stop_request(0), b"{}")
+    made = late_copy(head_file, clock, lost).take_term(claim)
     assert (made.act, made.reason) == (Act.END, Reason.STOPPED)
     found = read_head(head_file.store, head_file.layout).head
     assert found.state is State.STOPPED
@@ -600,11 +701,19 @@ def test_a_boot_ends_the_run_if_stop_asks_for_the_end_of_its_resume(
     assert copy == end_copy(head_file.layout, found)
 
 
-def test_an_ended_run_gets_its_missing_copy(head_file: HeadFile, claim: Claim) -> None:
+def test_a_stop_of_another_resume_ends_nothing(head_file: HeadFile, claim: Claim) -> None:
+    head_file.take_term(claim)
+    head_file.store.put(head_file.layout.stop_request(1), b"{}")
+    assert other(head_file).take_term(claim).act is Act.TAKE
+
+
+def test_an_ended_run_gets_its_missing_copy(
+    head_file: HeadFile, claim: Claim, clock: FakeClock
+) -> None:
     head_file.take_term(claim)
     result = Result(head_file.layout.result(1), 3, "d" * 64)
     head_file.swap(lambda known: known.ended(State.DONE, End(Reason.DONE, 0, 6, result)), term=1)
-    assert other(head_file).take_term(claim).act is Act.LEAVE
+    assert late_copy(head_file, clock).take_term(claim).act is Act.LEAVE
     data, first = head_file.store.get(head_file.layout.end(0))
     assert EndCopy.from_json(data).digest == "d" * 64
     assert other(head_file).take_term(claim).act is Act.LEAVE
@@ -895,14 +1004,7 @@ def test_an_attempt_that_restored_nothing_ends_the_run_with_its_copy(
     head_file.take_term(claim)
     entry = Checkpoint(head_file.layout.snapshot(1, 10, "a"), 1, "f" * 64, 1, 10, ())
     head_file.swap(lambda known: replace(known, chain=(entry,)), term=1)
-    until = clock.elapsed + 300
-
-    def around(operation: Operation, perform: Any) -> Any:
-        if operation.path == head_file.layout.end(0) and clock.elapsed < until:
-            raise Unavailable("gone")
-        return perform()
-
-    patient = other(head_file, around)
+    patient = late_copy(head_file, clock)
     patient.take_term(claim)
     patient.fail(Reason.DRIVER, term=2)
     found = read_head(head_file.store, head_file.layout).head
