@@ -10,6 +10,7 @@ import pytest
 from outlast.base.exits import Reason, State
 from outlast.bucket.boot import (
     NUMBERS_MAX,
+    STOP_ASKED,
     Act,
     Claim,
     LastTerm,
@@ -18,6 +19,7 @@ from outlast.bucket.boot import (
     silent_seconds,
 )
 from outlast.bucket.head import (
+    LEVEL_MAX,
     WHEELS_MAX,
     Checkpoint,
     DataFingerprint,
@@ -29,16 +31,19 @@ from outlast.bucket.head import (
     HeadForbidden,
     HeadLost,
     HeadMoved,
+    HeadOtherFormat,
     HeadUnreadable,
     Lineage,
     Move,
     NotMember,
+    PageRef,
     Phase,
     Result,
     Wheels,
     end_copy,
     is_left,
     new_nonce,
+    place_of,
     read_head,
     read_moved_head,
 )
@@ -106,7 +111,7 @@ def decision(look: Any, who: Claim, **named: Any) -> Any:
 
 def test_absent_without_attempts_is_fresh() -> None:
     made = decision(Missing.ABSENT, claim(0, 2))
-    assert made.act is Act.TAKE
+    assert (made.act, made.message) == (Act.TAKE, "fresh: takes term 1")
     assert made.head == head(
         resume=0,
         placement=2,
@@ -214,13 +219,14 @@ def test_a_deadline_that_a_vm_wrote_is_bounded_by_the_pins(said: datetime) -> No
 def test_open_past_its_deadline_is_ended(late: timedelta) -> None:
     made = decision(head(), claim(1, 1), now=DEADLINE + late)
     assert (made.act, made.reason) == (Act.END, Reason.LIMIT)
+    assert made.message == "the run's deadline has passed"
     assert made.head == head(state=State.FAILED, end=End(Reason.LIMIT, None, 10, None), nonce="new")
 
 
 @pytest.mark.parametrize("placement", [1, 2])
 def test_open_is_taken(placement: int) -> None:
     made = decision(head(), claim(1, placement), now=DEADLINE - timedelta(seconds=1))
-    assert made.act is Act.TAKE
+    assert (made.act, made.message) == (Act.TAKE, "takes term 5")
     assert made.head == head(term=5, placement=placement, nonce="new")
 
 
@@ -251,6 +257,7 @@ def test_terms_without_progress_are_counted_by_the_next(
     ("last", "reason"),
     [
         (LastTerm(9e9, None, None), Reason.NO_PROGRESS),
+        (LastTerm(9e9, None, Reason.PREEMPTED, message="preempted"), Reason.NO_PROGRESS),
         (LastTerm(0.0, None, Reason.DRIVER), Reason.DRIVER),
         (LastTerm(0.0, None, Reason.RESTORE_ERROR), Reason.RESTORE_ERROR),
     ],
@@ -260,6 +267,10 @@ def test_the_tenth_term_without_progress_ends_the_run(last: LastTerm, reason: Re
     made = decision(head(no_progress=9), claim(), last_term=last)
     assert (made.act, made.reason) == (Act.END, reason)
     assert (made.head.state, made.head.no_progress) == (State.FAILED, 10)
+    assert made.message == "10 terms in a row committed nothing"
+    # Nor does the run continue if nothing is known of the last one.
+    unknown = decision(head(no_progress=10), claim())
+    assert (unknown.act, unknown.reason) == (Act.END, Reason.NO_PROGRESS)
 
 
 @pytest.mark.parametrize(
@@ -650,6 +661,95 @@ def test_a_head_that_names_what_is_not_this_runs_is_unreadable(
         read_head(head_file.store, head_file.layout)
 
 
+def test_a_head_that_names_a_folder_of_its_run_is_read_and_one_beside_it_is_not(
+    memory: MemoryStore, layout: Layout
+) -> None:
+    own = layout.snapshot(3, 10, "a")
+
+    def read(path: str, **named: Any) -> Head:
+        entry = Checkpoint(path, 1, "f" * 64, **{"term": 3, "step": 10, "tags": (), **named})
+        memory.put(layout.head, head(chain=(entry,)).to_json())
+        return read_head(memory, layout).head
+
+    assert read(own).chain[0].path == own
+    assert read(own, part="first").chain[0].part == "first"
+    for path, named in ((f"{own}more/", {}), (own.removesuffix("/"), {}), (own, {"term": 4})):
+        with pytest.raises(HeadUnreadable, match=f"Head path '{path}': is not a folder of this"):
+            read(path, **named)
+    with pytest.raises(HeadUnreadable, match="part"):
+        read(own, part="../x")
+
+
+@pytest.mark.parametrize("name", ["older_chain", "older_lineage"])
+def test_a_head_that_names_a_page_of_another_run_is_unreadable(
+    memory: MemoryStore, layout: Layout, name: str
+) -> None:
+    for own in (True, False):
+        of = layout if own else Layout("experiments/other", layout.run)
+        page = PageRef(of.page(3, "ab" * 32), 1, "f" * 64, 0, 5, 1, 9)
+        memory.put(layout.head, head(chain=(), **{name: page}).to_json())
+        if own:
+            assert getattr(read_head(memory, layout).head, name) == page
+        else:
+            with pytest.raises(HeadUnreadable, match="Head page '.*': is not a page of this run"):
+                read_head(memory, layout)
+
+
+def test_a_page_has_a_level_and_a_number_of_entries_that_can_be() -> None:
+    def page(level: int, entries: int) -> PageRef:
+        return PageRef("p", 1, "f" * 64, level, entries, 1, 9)
+
+    assert (page(0, 0).level, page(LEVEL_MAX, 1).level) == (0, LEVEL_MAX)
+    for level in (-1, LEVEL_MAX + 1):
+        with pytest.raises(ValueError, match=f"PageRef.level {level}: must be 0 to {LEVEL_MAX}"):
+            page(level, 1)
+    with pytest.raises(ValueError, match="PageRef.entries -1: must not be negative"):
+        page(0, -1)
+
+
+def test_a_run_without_a_head_is_lost_by_its_path(memory: MemoryStore, layout: Layout) -> None:
+    with pytest.raises(HeadLost) as caught:
+        read_head(memory, layout)
+    assert str(caught.value) == f"{memory.url}/{layout.head}: no HEAD"
+
+
+def test_a_head_that_cannot_be_read_is_named_with_its_reason(
+    memory: MemoryStore, layout: Layout
+) -> None:
+    def said(kind: type[HeadError], store: Any = memory) -> str:
+        with pytest.raises(kind) as caught:
+            read_head(store, layout)
+        return str(caught.value)
+
+    place = f"{memory.url}/{layout.head}"
+    memory.put(layout.head, b"[]")
+    assert said(HeadUnreadable) == f"{place}: must be a JSON object, found list"
+    memory.put(layout.head, head().to_json().replace(b'"format":1', b'"format":2'))
+    assert said(HeadOtherFormat) == (
+        f"{place}: has format 2, this version of Outlast reads format 1; upgrade Outlast"
+    )
+    denied = memory.view(failing("get", [Forbidden("403")], applied=False))
+    assert said(HeadForbidden, denied) == f"{place}: may not be read (403)"
+    damaged = [Damaged(f"{layout.head}: crc32c differs")]
+    assert said(HeadUnreadable, memory.view(failing("get", damaged, applied=False))) == (
+        f"{place}: crc32c differs"
+    )
+
+
+def test_a_head_contradicts_neither_its_term_nor_its_end() -> None:
+    with pytest.raises(ValueError, match="^Head.term 0: must be 1 or more$"):
+        head(term=0)
+    with pytest.raises(ValueError, match="^Head.end None: does not go with state failed$"):
+        head(state=State.FAILED)
+    with pytest.raises(ValueError, match="^Head.end End.*: does not go with state open$"):
+        head(end=END)
+
+
+def test_a_nonce_has_sixteen_digits() -> None:
+    assert {len(new_nonce()) for _ in range(9)} == {16}
+    assert len({new_nonce() for _ in range(9)}) == 9
+
+
 @pytest.mark.parametrize("name", ["resume", "placement", "failures", "no_progress"])
 def test_negative_counters_are_no_head(name: str) -> None:
     with pytest.raises(ValueError, match=f"Head.{name} -1: must not be negative"):
@@ -694,7 +794,7 @@ def test_a_boot_ends_the_run_if_stop_asks_for_it(
     head_file.take_term(claim)
     head_file.store.put(head_file.layout.stop_request(0), b"{}")
     made = late_copy(head_file, clock, lost).take_term(claim)
-    assert (made.act, made.reason) == (Act.END, Reason.STOPPED)
+    assert (made.act, made.reason, made.message) == (Act.END, Reason.STOPPED, STOP_ASKED)
     found = read_head(head_file.store, head_file.layout).head
     assert found.state is State.STOPPED
     copy = EndCopy.from_json(head_file.store.get(head_file.layout.end(0))[0])
@@ -1043,6 +1143,8 @@ def test_wheels_are_set_once_for_each_key(head_file: HeadFile, claim: Claim) -> 
 
 
 def test_the_newest_wheels_are_kept() -> None:
+    once = head().with_wheels("a" * 64, "1" * 64)
+    assert once.with_wheels("a" * 64, "2" * 64) is once
     full = head()
     for number in range(WHEELS_MAX + 1):
         full = full.with_wheels(f"{number:064x}", "d" * 64)
@@ -1089,6 +1191,15 @@ def test_a_run_that_was_moved_says_where_it_is(
     assert is_left(memory, layout) is left
     made = HeadFile(memory, layout).take_term(claim)
     assert (made.act, made.reason, made.message) == (Act.REFUSE, Reason.REFUSED, f"{own}: {said}")
+
+
+def test_a_run_in_a_folder_is_where_its_store_is() -> None:
+    class Place:
+        url = "file:///runs/X"
+
+    store: Any = Place()
+    assert place_of(store, Layout("", "")) == "file:///runs/X"
+    assert place_of(store, Layout("experiments/demo", "X")).startswith("file:///runs/X/exp")
 
 
 def test_a_run_that_is_here_or_cannot_be_read_has_not_left(
