@@ -110,9 +110,13 @@ def test_a_planted_run_is_read_as_one_of_its_length() -> None:
     assert sizes[0][0] == sizes[1][0] and sizes[0][1] < sizes[1][1]
 
 
-@pytest.mark.parametrize(("calls", "code"), [((9, 9), DONE), ((9, 10), scale.FAILED)])
-def test_calls_that_grow_with_a_runs_length_fail_it(
+@pytest.mark.parametrize(
+    ("calls", "broken", "code"),
+    [((9, 9), [], DONE), ((9, 10), [], scale.FAILED), ((9, 9), ["audit"], scale.FAILED)],
+)
+def test_calls_that_grow_with_a_runs_length_or_a_command_that_breaks_fail_it(
     calls: tuple[int, int],
+    broken: list[str],
     code: int,
     one: Measured,
     monkeypatch: pytest.MonkeyPatch,
@@ -121,7 +125,7 @@ def test_calls_that_grow_with_a_runs_length_fail_it(
     monkeypatch.setattr(scale, "one_run", lambda *_: one)
     grown = [{"what": "list", "storage": n, "compute": 0, "other": 0} for n in calls]
     rows = [{"what": "list", "runs": 100, "s": 2.0}]
-    monkeypatch.setattr(scale, "simulated", lambda *_: (rows, grown))
+    monkeypatch.setattr(scale, "simulated", lambda *_: (rows, grown, broken))
     out = tmp_path / "out.json"
     assert scale.main(["--runs", "100", "--json", str(out)]) == code
     assert "bench.scale --runs 100" in json.loads(out.read_text())["header"]["command"]
