@@ -160,7 +160,7 @@ class Compute:
     ) -> Iterator[Json]:
         page = ""
         while True:
-            query = urllib.parse.urlencode({**asked, **({"pageToken": page} if page else {})})
+            query = urllib.parse.urlencode({**asked, "pageToken": page} if page else asked)
             whole = f"{path}?{query}" if query else path
             answer = self.call("GET", whole, timeout_sec=timeout_sec)
             yield answer
