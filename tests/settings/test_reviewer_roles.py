@@ -59,9 +59,9 @@ def test_reading_the_runs(cloud: LocalCloud, bucket: str, email: str) -> None:
     open_store(f"gs://{bucket}").put(LAYOUT.head, COMMITTED.to_json())
     credentials.use_settings({"gcp:impersonateServiceAccount": email})
     pin = Pin(LAYOUT.run, 0, bucket, "experiments/dev", "europe-west4-a", 60, None)
-    assert reviewed.look(pin) is NotRead.UNKNOWN
+    assert reviewed.looking()(pin) is NotRead.UNKNOWN
     grant(cloud, bucket, "roles/storage.objectViewer", f"serviceAccount:{email}")
-    assert reviewed.look(pin) == read_head(open_store(f"gs://{bucket}"), LAYOUT).head
+    assert reviewed.looking()(pin) == read_head(open_store(f"gs://{bucket}"), LAYOUT).head
     with pytest.raises(Forbidden):
         open_store(f"gs://{bucket}").put(LAYOUT.head, b"theirs")
 
