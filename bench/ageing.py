@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import planted
-from bench.result import Result
+from bench.result import Result, command_line
 from bench.sites import scratch
 from outlast.base.exits import DONE
 from outlast.bucket import blocks, history
@@ -67,13 +67,8 @@ class Counted:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m bench.ageing",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = command_line("bench.ageing", __doc__)
     made.add_argument("--commits", type=int, default=100_000, help="of the old run")
-    made.add_argument("--json", type=Path, help="file for the figures")
     made.add_argument("--keep", type=Path, help="folder to leave what was run in")
     return made
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.points import Point
-from bench.result import Result
+from bench.result import Result, command_line
 from bench.sites import ROOT, BenchError, FolderSite, Job, make_plan, run_to_end, scratch
 from outlast.base.exits import DONE
 from outlast.base.log import log_to
@@ -302,11 +302,7 @@ def result_cases(work: Path, dice: random.Random) -> list[tuple[str, Seen]]:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m bench.corruption_matrix",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = command_line("bench.corruption_matrix", __doc__)
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--flips", type=int, default=20, help="further bit flips, anywhere")
     made.add_argument("--finish", type=int, default=6, help="damaged runs to train to their end")
@@ -314,7 +310,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--peer-flips", type=int, default=40, help="of each kind of file")
     made.add_argument("--peer-python", default=sys.executable, help="interpreter of the peers")
     made.add_argument("--keep", type=Path, help="folder for the damaged runs")
-    made.add_argument("--json", type=Path, help="file for the figures")
     return made
 
 

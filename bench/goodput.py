@@ -26,7 +26,7 @@ from typing import Any
 from bench.lifetimes import policies, real, simulated, trace
 from bench.lifetimes.policies import Policy
 from bench.lifetimes.trace import Costs, Life, Score
-from bench.result import Result
+from bench.result import Result, command_line
 from bench.sites import BenchError, Job, scratch
 from outlast.base.exits import DONE
 
@@ -47,11 +47,7 @@ ENDLESS = ("--epochs=1000000",)
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m bench.goodput",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = command_line("bench.goodput", __doc__)
     made.add_argument("--trainer", nargs="+", default=["dummy", "digits"])
     made.add_argument("--python", default=sys.executable, help="interpreter of the trainers")
     made.add_argument("--seconds", type=float, default=30, help="real time for each policy")
@@ -77,7 +73,6 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--seed", type=int, default=4)
     made.add_argument("--keep", type=Path, help="folder for the real runs")
-    made.add_argument("--json", type=Path, help="file for the figures")
     return made
 
 

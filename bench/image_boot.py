@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from bench.result import Result
+from bench.result import Result, command_line
 from bench.sites import (
     ACCOUNT,
     BUCKET,
@@ -54,16 +54,11 @@ JOB = Job("dummy", (), "auto")
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m bench.image_boot",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = command_line("bench.image_boot", __doc__)
     made.add_argument(
         "--rounds", type=int, default=3, help="how often each is measured (%(default)s)"
     )
     made.add_argument("--keep", type=Path, metavar="DIR", help="keep the cloud and its VMs' logs")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     return made
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from bench import census_rows, peers
 from bench.points import Verdict, as_json, draw, kinds, summary
-from bench.result import Result
+from bench.result import Result, command_line
 from bench.sites import Baseline, BenchError, CloudSite, FolderSite, Job, Site, local_cloud, scratch
 from outlast import trainers
 from outlast.base.exits import DONE, USAGE
@@ -60,8 +60,7 @@ DATA_FLAGS = ("--data", "--census-data-path")
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(prog="python -m bench.kill_matrix", description=__doc__)
-    made.formatter_class = argparse.RawDescriptionHelpFormatter
+    made = command_line("bench.kill_matrix", __doc__)
     made.add_argument("--trainer", action="append", default=[], help="repeatable")
     made.add_argument("--points", type=int, default=30, help="blows for each trainer")
     made.add_argument("--seed", type=int, default=0)
@@ -91,7 +90,6 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--parallel", type=int, default=PARALLEL)
     made.add_argument("--keep", type=Path, help="folder for the runs that failed, and all logs")
-    made.add_argument("--json", type=Path, help="file for the figures")
     return made
 
 

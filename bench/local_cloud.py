@@ -30,7 +30,7 @@ from typing import Any
 
 import google_crc32c
 
-from bench.result import Result
+from bench.result import Result, command_line
 from outlast.base.exits import DONE
 
 FAILED, CANNOT = 1, 69
@@ -59,15 +59,10 @@ PROPERTIES = {
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m bench.local_cloud",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = command_line("bench.local_cloud", __doc__)
     made.add_argument("--seconds", type=float, default=5.0, help="of small writes, and idle")
     made.add_argument("--mb", type=int, default=64, help="a large object's size")
     made.add_argument("--rounds", type=int, default=5, help="of groups and of large objects")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     return made
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.result import Result
+from bench.result import Result, command_line
 from bench.sites import scratch
 from outlast.base.exits import DONE
 from outlast.cli import cloud as clouds
@@ -74,14 +74,9 @@ class Project:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m bench.preview",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = command_line("bench.preview", __doc__)
     made.add_argument("--rounds", type=int, default=10, help="previews of each")
     made.add_argument("--ups", type=int, default=5, help="ups of each, every one of a new stack")
-    made.add_argument("--json", type=Path, help="file for the figures")
     return made
 
 

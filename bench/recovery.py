@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.lifetimes import policies, real, watched
-from bench.result import Result
+from bench.result import Result, command_line
 from bench.sites import ROOT, BenchError, Job, one_thread, scratch
 from outlast.base.exits import DONE
 from outlast.bucket.head import read_head
@@ -63,16 +63,11 @@ for path in files:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m bench.recovery",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = command_line("bench.recovery", __doc__)
     made.add_argument("--trainer", nargs="+", default=["dummy", "digits"])
     made.add_argument("--python", default=sys.executable, help="interpreter of the trainers")
     made.add_argument("--rounds", type=int, default=9)
     made.add_argument("--keep", type=Path, help="folder for the runs")
-    made.add_argument("--json", type=Path, help="file for the figures")
     return made
 
 

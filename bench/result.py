@@ -8,6 +8,7 @@ A bench makes a Result before it measures, adds tables and sentences, and return
     return result.end(args.json, FAILED if missed else DONE)
 """
 
+import argparse
 import os
 import re
 import shlex
@@ -29,6 +30,17 @@ FILES_OF_ONE_RUN = ("--json", "--keep")
 ABSOLUTE = re.compile(r"(?:^|(?<=[\s=,]))/[^\s,]+")
 KEPT = ("bench/results/*.json", "bench/results/*.md", "docs/results.md")
 """What keeping a result changes; no command reads these."""
+
+
+def command_line(program: str, doc: str | None) -> argparse.ArgumentParser:
+    """What every bench's command line has: its text as the help, and `--json`."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m {program}",
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--json", type=Path, metavar="FILE", help="file for the figures")
+    return made
 
 
 class Result:

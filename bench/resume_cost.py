@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.result import Result
+from bench.result import Result, command_line
 from bench.save_cost import CANNOT, FAILED, run_subject
 from bench.sites import ROOT, BenchError, in_memory, scratch
 from outlast.base.exits import DONE
@@ -37,17 +37,12 @@ HERE = Path(__file__).with_name("cost")
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m bench.resume_cost",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = command_line("bench.resume_cost", __doc__)
     made.add_argument("--mb", type=float, default=1000, help="of the state of large arrays")
     made.add_argument("--peak-mb", type=float, default=500)
     made.add_argument("--rounds", type=int, default=2)
     made.add_argument("--torch-python", default="", help="interpreter that has torch; else none")
     made.add_argument("--keep", type=Path, help="folder for what is saved")
-    made.add_argument("--json", type=Path, help="file for the figures")
     return made
 
 

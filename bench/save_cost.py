@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from bench.result import Result
+from bench.result import Result, command_line
 from bench.sites import BUCKET, ROOT, BenchError, in_memory, local_cloud, scratch
 from outlast.base.exits import DONE
 from outlast.cli import engine
@@ -50,11 +50,7 @@ Found = dict[str, list[float]]
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m bench.save_cost",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = command_line("bench.save_cost", __doc__)
     made.add_argument("--mb", type=float, nargs="+", default=[1, 100, 1000])
     made.add_argument("--saves", type=int, default=4, help="counted in each process")
     made.add_argument("--rounds", type=int, default=2)
@@ -64,7 +60,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--peer-python", default=sys.executable, help="interpreter of the peers")
     made.add_argument("--image", type=Path, help="of the VMs; default that of `make setup`")
     made.add_argument("--keep", type=Path, help="folder for what is saved, on the disk to measure")
-    made.add_argument("--json", type=Path, help="file for the figures")
     return made
 
 

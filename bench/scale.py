@@ -25,7 +25,7 @@ from typing import Any
 
 from bench import limits, planted
 from bench.limits import Asked, Measured
-from bench.result import Result
+from bench.result import Result, command_line
 from bench.sites import scratch
 from bench.sweep import Measured as Command
 from bench.sweep import project, run
@@ -60,15 +60,10 @@ GROUPS = f"{COMPUTE}/zones/{planted.ZONE}/instanceGroupManagers"
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m bench.scale",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = command_line("bench.scale", __doc__)
     made.add_argument("--runs", type=int, default=1000)
     made.add_argument("--commits", type=int, default=12, help="of the one run that are counted")
     made.add_argument("--state-gib", type=float, default=1.0, help="of a checkpoint, for its cost")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     made.add_argument("--keep", type=Path, metavar="DIR", help="leave what was run there")
     return made
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from bench.result import Result
+from bench.result import Result, command_line
 from bench.sites import scratch
 from outlast.base.exits import DONE
 from outlast.cli import cloud as clouds
@@ -58,14 +58,9 @@ class Measured:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m bench.sweep",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = command_line("bench.sweep", __doc__)
     made.add_argument("--trials", type=int, default=100)
     made.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     made.add_argument("--keep", type=Path, metavar="DIR", help="folder to leave the project in")
     return made
 

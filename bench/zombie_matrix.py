@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.result import Result
+from bench.result import Result, command_line
 from bench.sites import (
     GROUPS,
     RUN_SEC,
@@ -240,16 +240,11 @@ def _waiting(what: str) -> Iterator[None]:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m bench.zombie_matrix",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = command_line("bench.zombie_matrix", __doc__)
     made.add_argument("--moment", action="append", default=[], help="only those with this name")
     made.add_argument("--parallel", type=int, default=2)
     made.add_argument("--image", type=Path, help="of the VMs; default that of `make setup`")
     made.add_argument("--keep", type=Path, help="folder for plans, logs and the cloud's state")
-    made.add_argument("--json", type=Path, help="file for the figures")
     return made
 
 

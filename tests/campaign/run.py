@@ -62,11 +62,7 @@ BUCKET = f"{LOCAL_PLACE['gcp:project']}-outlast"
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m tests.campaign.run",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = bench_result.command_line("tests.campaign.run", __doc__)
     made.add_argument("--seconds", type=float, default=SECONDS)
     made.add_argument("--seed", type=int, default=None, help="default: drawn, and printed")
     made.add_argument("--only", metavar="NAME", help="a run such as m12-digits, to see it again")
@@ -79,7 +75,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--reduce-seconds", type=float, default=600.0, help="for the plays of a reduction"
     )
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
     return made
 
 

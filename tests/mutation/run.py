@@ -99,7 +99,9 @@ def faults(outcome: Outcome, reasons: Iterable[Change], modules: Iterable[str]) 
     ours = tuple(f"{_dotted(module)}." for module in modules)
     for change in sorted(known - outcome.unnoticed - outcome.endless):
         if change.function.startswith(ours):
-            said = "is noticed by a test" if change in outcome.noticed else "is no longer made"
+            said = (
+                "is noticed by a test" if change in outcome.noticed else "does not occur any more"
+            )
             yield f"{EXPLAINED.name} explains a change that {said}, delete it: {change}"
 
 

@@ -21,7 +21,8 @@ def test_a_change_without_a_reason_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("noticed", "expected"), [({CHANGE}, "is noticed by a test"), (set(), "is no longer made")]
+    ("noticed", "expected"),
+    [({CHANGE}, "is noticed by a test"), (set(), "does not occur any more")],
 )
 def test_a_reason_without_its_survivor_is_named(noticed: set[Change], expected: str) -> None:
     (said,) = faults(Outcome(noticed=noticed), [CHANGE], [MODULE])

@@ -18,14 +18,6 @@ from outlast.localcloud.compute.fleet.model import (
 )
 from tests.localcloud.compute.fleet.world import REGION, ZONE, ZONES, World
 
-
-@pytest.fixture
-def world() -> World:
-    world = World()
-    world.template("t1", provisioningModel="SPOT")
-    return world
-
-
 # Names
 
 

@@ -32,13 +32,6 @@ from tests.localcloud.compute.fleet.world import (
 )
 
 
-@pytest.fixture
-def world() -> World:
-    world = World()
-    world.template("t1", provisioningModel="SPOT")
-    return world
-
-
 def test_group_creates_vms_with_separate_attributes(world: World) -> None:
     group = world.group(size=2)
     assert world.fleet.is_stable(group)
